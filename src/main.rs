@@ -1,0 +1,2 @@
+//! The `concertina` command.
+fn main() {}

@@ -1,0 +1,11 @@
+//! What a model is, what a request for it is, and whether the two agree. Pure.
+
+pub mod request;
+pub mod settings;
+pub mod spec;
+pub mod table;
+
+pub use request::{InferRequest, InferResponse, InputTensor, InvalidRequest, OutputTensor, ValidRequest};
+pub use settings::Settings;
+pub use spec::{Dim, Graph, ModelSpec, TensorSpec};
+pub use table::{Lookup, ModelState, Table};

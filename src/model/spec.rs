@@ -1,0 +1,87 @@
+//! A model as the server sees it: names, datatypes, dimensions, and the axis that is the batch.
+
+use super::Settings;
+use crate::tensor::DataType;
+use crate::units::{ModelId, Rows};
+
+/// One dimension of an input or output as the graph declares it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Dim {
+    /// Always this size.
+    Fixed(usize),
+    /// Any size; equal names within one model mean equal sizes.
+    Symbol(String),
+    /// Any size, unnamed.
+    Any,
+}
+
+/// One input or output: shapes include the batch axis.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorSpec {
+    /// The name in the graph.
+    pub name: String,
+    /// The element type.
+    pub datatype: DataType,
+    /// Dimensions, outermost first.
+    pub shape: Vec<Dim>,
+}
+
+impl TensorSpec {
+    /// The shape as metadata shows it: −1 for what varies.
+    #[must_use]
+    pub fn wire_shape(&self) -> Vec<i64> {
+        self.shape
+            .iter()
+            .map(|dim| match dim {
+                Dim::Fixed(size) => i64::try_from(*size).unwrap_or(i64::MAX),
+                Dim::Symbol(_) | Dim::Any => -1,
+            })
+            .collect()
+    }
+}
+
+/// One loaded version of a model.
+#[derive(Clone, Debug)]
+pub struct ModelSpec {
+    /// Identity inside the server.
+    pub id: ModelId,
+    /// The name of its folder or file.
+    pub name: String,
+    /// The version, a positive number; 1 for a model without version folders.
+    pub version: u64,
+    /// The inputs, in the graph's order.
+    pub inputs: Vec<TensorSpec>,
+    /// The outputs, in the graph's order.
+    pub outputs: Vec<TensorSpec>,
+    /// The axis of every input and output that is the batch. `None`: requests run one by one, each as it is.
+    pub batch_axis: Option<usize>,
+    /// Why there is no batch axis, in words for the operator; `None` where there is one.
+    pub unbatched_reason: Option<String>,
+    /// The largest number of rows in one batch; 1 without a batch axis.
+    pub max_batch_size: Rows,
+    /// The settings that hold for it: model.toml over the server's defaults.
+    pub settings: Settings,
+}
+
+impl ModelSpec {
+    /// The input with this name and its position.
+    #[must_use]
+    pub fn input(&self, name: &str) -> Option<(usize, &TensorSpec)> {
+        self.inputs.iter().enumerate().find(|(_, input)| input.name == name)
+    }
+
+    /// The output with this name and its position.
+    #[must_use]
+    pub fn output(&self, name: &str) -> Option<(usize, &TensorSpec)> {
+        self.outputs.iter().enumerate().find(|(_, output)| output.name == name)
+    }
+}
+
+/// What the ONNX file says of itself: the source from which a [`ModelSpec`] is derived.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Graph {
+    /// The inputs, in the graph's order.
+    pub inputs: Vec<TensorSpec>,
+    /// The outputs, in the graph's order.
+    pub outputs: Vec<TensorSpec>,
+}
