@@ -1,1 +1,287 @@
-//! (being written)
+//! Every metric, with its unit in its name, as typed handles in one struct.
+//!
+//! Counting costs an atomic add: label values are resolved once per model version, not once per request.
+
+use crate::scheduler::{LimitedBy, Rejection};
+use prometheus::core::Collector;
+use prometheus::{
+    Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
+    Opts, Registry, TextEncoder,
+};
+
+/// Seconds: from 50 µs to half a minute in steps of two.
+fn seconds_buckets() -> Vec<f64> {
+    prometheus::exponential_buckets(50e-6, 2.0, 20).expect("positive start, factor over one")
+}
+
+/// Rows: powers of two.
+fn rows_buckets() -> Vec<f64> {
+    prometheus::exponential_buckets(1.0, 2.0, 13).expect("positive start, factor over one")
+}
+
+/// The server's metrics.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    requests: IntCounterVec,
+    request_seconds: HistogramVec,
+    request_rows: IntCounterVec,
+    queue_requests: IntGaugeVec,
+    queue_rows: IntGaugeVec,
+    queue_seconds: HistogramVec,
+    batch_rows: HistogramVec,
+    batch_fill_ratio: HistogramVec,
+    batches: IntCounterVec,
+    batch_limited: IntCounterVec,
+    stage_seconds: GaugeVec,
+    estimate_ratio: HistogramVec,
+    rejections: IntCounterVec,
+    load_seconds: GaugeVec,
+    memory_bytes: IntGaugeVec,
+    /// Connections that are open.
+    pub connections: IntGauge,
+    /// Requests that HTTP has accepted and not yet answered.
+    pub requests_in_flight: IntGauge,
+}
+
+/// The labels of one model version.
+const MODEL: [&str; 2] = ["model", "version"];
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Metrics {
+    /// All metrics, registered, at zero.
+    ///
+    /// # Panics
+    /// If two metrics share a name.
+    #[must_use]
+    pub fn new() -> Self {
+        let registry = Registry::new();
+        let built = Built { registry: &registry };
+        let model_and = |extra: &'static str| [MODEL[0], MODEL[1], extra];
+        let metrics = Self {
+            requests: built.counters("requests_total", "Requests answered, by outcome code (ok or the error code).", &model_and("code")),
+            request_seconds: built.histograms("request_seconds", "Time from a request's arrival to its answer.", &MODEL, seconds_buckets()),
+            request_rows: built.counters("request_rows_total", "Rows offered, refused ones included.", &MODEL),
+            queue_requests: built.gauges("queue_requests", "Requests that wait or have rows that wait.", &MODEL),
+            queue_rows: built.gauges("queue_rows", "Rows that wait.", &MODEL),
+            queue_seconds: built.histograms("queue_seconds", "Time from a request's arrival to the dispatch of its first row.", &MODEL, seconds_buckets()),
+            batch_rows: built.histograms("batch_rows", "Rows per batch, padding not counted.", &MODEL, rows_buckets()),
+            batch_fill_ratio: built.histograms(
+                "batch_fill_ratio",
+                "Rows per batch over the rows that ran, padding included.",
+                &MODEL,
+                prometheus::linear_buckets(0.1, 0.1, 10).expect("ten buckets"),
+            ),
+            batches: built.counters("batches_total", "Batches by outcome (done, out_of_memory, failed, instance_lost).", &model_and("outcome")),
+            batch_limited: built.counters("batch_limited_total", "Batches by what kept them from being larger.", &model_and("by")),
+            stage_seconds: built.float_gauges("stage_seconds_total", "Seconds that instances spent per stage (gather, compute, scatter).", &model_and("stage")),
+            estimate_ratio: built.histograms(
+                "estimate_ratio",
+                "Observed over predicted, for seconds and bytes of a batch.",
+                &model_and("of"),
+                vec![0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 1.0, 1.02, 1.05, 1.1, 1.25, 1.5, 2.0, 4.0],
+            ),
+            rejections: built.counters("rejections_total", "Requests refused by the scheduler, by reason.", &model_and("reason")),
+            load_seconds: built.float_gauges("model_load_seconds", "How long the model took to load and warm up.", &MODEL),
+            memory_bytes: built.gauges("memory_bytes", "Device memory: reserved by batches in flight, budget, capacity.", &["device", "kind"]),
+            connections: built.gauge("connections", "Open connections."),
+            requests_in_flight: built.gauge("requests_in_flight", "Requests accepted and not yet answered."),
+            registry: registry.clone(),
+        };
+        built.gauge("build_info", "Always 1.").set(1);
+        metrics
+    }
+
+    /// The handles of one model version.
+    #[must_use]
+    pub fn model(&self, name: &str, version: u64) -> ModelMetrics {
+        let version = version.to_string();
+        let labels = [name, version.as_str()];
+        let with = |extra: &'static str| [name, version.as_str(), extra];
+        ModelMetrics {
+            queue_requests: self.queue_requests.with_label_values(&labels),
+            queue_rows: self.queue_rows.with_label_values(&labels),
+            queue_seconds: self.queue_seconds.with_label_values(&labels),
+            request_rows: self.request_rows.with_label_values(&labels),
+            batch_rows: self.batch_rows.with_label_values(&labels),
+            batch_fill_ratio: self.batch_fill_ratio.with_label_values(&labels),
+            done: self.batches.with_label_values(&with("done")),
+            out_of_memory: self.batches.with_label_values(&with("out_of_memory")),
+            failed: self.batches.with_label_values(&with("failed")),
+            instance_lost: self.batches.with_label_values(&with("instance_lost")),
+            limited: LIMITS.map(|limit| self.batch_limited.with_label_values(&with(limit_name(limit)))),
+            stages: ["gather", "compute", "scatter"].map(|stage| self.stage_seconds.with_label_values(&with(stage))),
+            seconds_ratio: self.estimate_ratio.with_label_values(&with("seconds")),
+            bytes_ratio: self.estimate_ratio.with_label_values(&with("bytes")),
+            load_seconds: self.load_seconds.with_label_values(&labels),
+        }
+    }
+
+    /// Counts a request that the scheduler refused.
+    pub fn reject(&self, name: &str, version: u64, rejection: &Rejection) {
+        let labels = [name, &version.to_string(), rejection_name(rejection)];
+        self.rejections.with_label_values(&labels).inc();
+    }
+
+    /// Counts an answered request. `code` is `ok` or the error's stable code.
+    pub fn answered(&self, name: &str, version: u64, code: &str, seconds: f64) {
+        let version = version.to_string();
+        self.requests.with_label_values(&[name, version.as_str(), code]).inc();
+        self.request_seconds.with_label_values(&[name, version.as_str()]).observe(seconds);
+    }
+
+    /// Publishes the bytes of one device.
+    pub fn memory(&self, device: &str, kind: &str, bytes: u64) {
+        self.memory_bytes.with_label_values(&[device, kind]).set(i64::try_from(bytes).unwrap_or(i64::MAX));
+    }
+
+    /// The text exposition of everything.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        // Writing to a vector does not fail, and every family here was checked when it was registered.
+        let _ = TextEncoder::new().encode(&self.registry.gather(), &mut out);
+        out
+    }
+}
+
+/// The handles of one model version.
+#[derive(Clone, Debug)]
+pub struct ModelMetrics {
+    /// Requests that wait.
+    pub queue_requests: IntGauge,
+    /// Rows that wait.
+    pub queue_rows: IntGauge,
+    /// Time to the first dispatch.
+    pub queue_seconds: Histogram,
+    /// Rows offered.
+    pub request_rows: IntCounter,
+    /// Rows per batch.
+    pub batch_rows: Histogram,
+    /// Rows over rows run.
+    pub batch_fill_ratio: Histogram,
+    /// Batches that ended well.
+    pub done: IntCounter,
+    /// Batches that found no memory.
+    pub out_of_memory: IntCounter,
+    /// Batches on which the model failed.
+    pub failed: IntCounter,
+    /// Batches whose instance was lost.
+    pub instance_lost: IntCounter,
+    limited: [IntCounter; 6],
+    /// Seconds in gather, compute, scatter.
+    pub stages: [Gauge; 3],
+    /// Observed over predicted seconds.
+    pub seconds_ratio: Histogram,
+    /// Observed over predicted bytes.
+    pub bytes_ratio: Histogram,
+    /// How long loading took.
+    pub load_seconds: Gauge,
+}
+
+impl ModelMetrics {
+    /// The counter of batches that this limit kept from being larger.
+    #[must_use]
+    pub fn limited(&self, limit: LimitedBy) -> &IntCounter {
+        let index = LIMITS.iter().position(|&other| other == limit).unwrap_or(0);
+        &self.limited[index]
+    }
+}
+
+const LIMITS: [LimitedBy; 6] = [
+    LimitedBy::Rows,
+    LimitedBy::Bytes,
+    LimitedBy::Knee,
+    LimitedBy::Deadline,
+    LimitedBy::Ladder,
+    LimitedBy::Retry,
+];
+
+fn limit_name(limit: LimitedBy) -> &'static str {
+    match limit {
+        LimitedBy::Rows => "rows",
+        LimitedBy::Bytes => "bytes",
+        LimitedBy::Knee => "knee",
+        LimitedBy::Deadline => "deadline",
+        LimitedBy::Ladder => "ladder",
+        LimitedBy::Retry => "retry",
+    }
+}
+
+fn rejection_name(rejection: &Rejection) -> &'static str {
+    match rejection {
+        Rejection::QueueFull { .. } => "queue_full",
+        Rejection::TooLarge { .. } => "too_large",
+        Rejection::DeadlineExceeded => "deadline_exceeded",
+        Rejection::MemoryExhausted { .. } => "memory_exhausted",
+        Rejection::Draining => "draining",
+        Rejection::Unhealthy => "unhealthy",
+        Rejection::Failed => "failed",
+    }
+}
+
+/// Makes metrics under the server's prefix and registers them.
+struct Built<'a> {
+    registry: &'a Registry,
+}
+
+impl Built<'_> {
+    fn register<C: Collector + Clone + 'static>(&self, metric: prometheus::Result<C>) -> C {
+        let metric = metric.expect("names and labels are constants");
+        self.registry.register(Box::new(metric.clone())).expect("names are unique");
+        metric
+    }
+
+    fn counters(&self, name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
+        self.register(IntCounterVec::new(options(name, help), labels))
+    }
+
+    fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
+        self.register(IntGaugeVec::new(options(name, help), labels))
+    }
+
+    fn float_gauges(&self, name: &str, help: &str, labels: &[&str]) -> GaugeVec {
+        self.register(GaugeVec::new(options(name, help), labels))
+    }
+
+    fn gauge(&self, name: &str, help: &str) -> IntGauge {
+        self.register(IntGauge::with_opts(options(name, help)))
+    }
+
+    fn histograms(&self, name: &str, help: &str, labels: &[&str], buckets: Vec<f64>) -> HistogramVec {
+        let options = HistogramOpts::from(options(name, help)).buckets(buckets);
+        self.register(HistogramVec::new(options, labels))
+    }
+}
+
+fn options(name: &str, help: &str) -> Opts {
+    Opts::new(name, help).namespace("concertina")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_counted_is_exposed_under_its_labels() {
+        let metrics = Metrics::new();
+        let model = metrics.model("m", 3);
+        model.limited(LimitedBy::Knee).inc();
+        metrics.reject("m", 3, &Rejection::Draining);
+        metrics.answered("m", 3, "ok", 0.001);
+        let text = String::from_utf8(metrics.encode()).unwrap();
+        for line in [
+            r#"concertina_batch_limited_total{by="knee",model="m",version="3"} 1"#,
+            r#"concertina_rejections_total{model="m",reason="draining",version="3"} 1"#,
+            r#"concertina_requests_total{code="ok",model="m",version="3"} 1"#,
+            r#"concertina_request_seconds_count{model="m",version="3"} 1"#,
+        ] {
+            assert!(text.contains(line), "{line} is not in\n{text}");
+        }
+    }
+}
