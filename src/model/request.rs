@@ -43,10 +43,22 @@ pub struct ValidRequest {
     pub rows: Rows,
     /// Bytes of all inputs.
     pub bytes: ByteSize,
+    /// The non-batch dimensions of all inputs, in the model's order: only requests that agree in them share a batch.
+    pub class_dims: Vec<usize>,
+    /// Elements per row over all inputs.
+    pub units: u64,
     /// A priority level of the model, 1 is the most urgent.
     pub priority: u32,
     /// How long the request may take, from its arrival.
     pub timeout: Option<Duration>,
+}
+
+impl ValidRequest {
+    /// A request that the server makes itself, to measure a model: all outputs, the model's default priority.
+    #[must_use]
+    pub fn synthetic(model: Arc<ModelSpec>, inputs: Vec<Tensor>, rows: Rows) -> Self {
+        todo!("{model:?} {inputs:?} {rows}")
+    }
 }
 
 /// One output tensor.

@@ -1,0 +1,80 @@
+//! What goes to a worker and what comes back.
+
+use crate::model::ValidRequest;
+use crate::tensor::Tensor;
+use crate::units::{BatchId, ByteSize, InstanceId, Rows};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Rows of one request in a batch.
+#[derive(Clone, Debug)]
+pub struct BatchPart {
+    /// The request.
+    pub request: Arc<ValidRequest>,
+    /// Its first row in this batch.
+    pub start: Rows,
+    /// The number of its rows in this batch.
+    pub rows: Rows,
+}
+
+/// Rows that run together: all of one model and equal in every dimension but the batch.
+#[derive(Clone, Debug)]
+pub struct Batch {
+    /// The batch.
+    pub id: BatchId,
+    /// The rows, in order; never empty.
+    pub parts: Vec<BatchPart>,
+    /// Rows to run; what exceeds the sum of `parts` is filled with copies of the first row and cut off again.
+    pub padded_rows: Rows,
+}
+
+/// What became of a batch.
+#[derive(Debug)]
+pub struct Completion {
+    /// The batch.
+    pub batch: BatchId,
+    /// Where it ran.
+    pub instance: InstanceId,
+    /// For each part the wanted outputs in the wanted order, or why there are none.
+    pub result: Result<Vec<Vec<Tensor>>, RunError>,
+    /// How long each stage took.
+    pub stages: Stages,
+    /// Peak bytes of run memory.
+    pub bytes: ByteSize,
+}
+
+/// How long the stages of one run took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stages {
+    /// Rows copied into the batch's input buffers.
+    pub gather: Duration,
+    /// The model's run.
+    pub compute: Duration,
+    /// Rows copied out of the batch's outputs.
+    pub scatter: Duration,
+}
+
+impl Stages {
+    /// How long the instance was busy.
+    #[must_use]
+    pub fn total(&self) -> Duration {
+        self.gather + self.compute + self.scatter
+    }
+}
+
+/// Why a run has no outputs.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RunError {
+    /// The device had no room for it.
+    #[error("the device ran out of memory: {message}")]
+    OutOfMemory {
+        /// ONNX Runtime's words, for the log.
+        message: String,
+    },
+    /// The model failed on these rows; the text is ONNX Runtime's.
+    #[error("{0}")]
+    Model(String),
+    /// The instance cannot run anything any more.
+    #[error("the instance is lost: {0}")]
+    Lost(String),
+}

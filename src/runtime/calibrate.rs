@@ -1,0 +1,307 @@
+//! Measuring a model while it loads: is the batch axis what it seems, and how long does each ladder size take?
+//!
+//! Synthetic requests go the same way as real ones, so what is measured is what will be run. Floats are small pseudo-random
+//! numbers, since some kernels are faster on zeros; integers are ones, since they are often indices, or zeros where the
+//! model does not bear ones.
+
+use super::{Batch, BatchPart, RunError, Session};
+use crate::clock::Clock;
+use crate::model::{Dim, ModelSpec, ValidRequest};
+use crate::tensor::{DataType, Shape, Tensor, rows};
+use crate::units::{BatchId, ByteSize, Instant, Rows};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The largest size that is tried where the configuration says `auto`.
+pub const AUTO_MAX_BATCH_SIZE: Rows = 256;
+/// A single run longer than this ends the ladder: larger ones would hold a queue up for too long.
+const MAX_RUN: Duration = Duration::from_secs(1);
+/// Runs per ladder size: the first is warm-up, the fastest of the others counts (a busy machine only ever adds time).
+const RUNS: usize = 3;
+/// The ladder ends after this many sizes in a row that are slower per row than the best by more than `SLOWER`.
+const PATIENCE: usize = 2;
+/// See `PATIENCE`.
+const SLOWER: f64 = 0.9;
+
+/// What the values of an input are while warming up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fill {
+    /// Whatever the model bears: random floats; ones, else zeros.
+    #[default]
+    Auto,
+    /// Zeros.
+    Zero,
+    /// Ones.
+    One,
+    /// Random floats in [0, 1); random zeros and ones.
+    Random,
+}
+
+/// What to measure and for how long.
+#[derive(Clone, Debug)]
+pub struct CalibrationOptions {
+    /// Sizes of symbolic dimensions, by name.
+    pub dims: BTreeMap<String, usize>,
+    /// The size of every other variable dimension.
+    pub default_dim: usize,
+    /// Values of inputs, by name.
+    pub fills: BTreeMap<String, Fill>,
+    /// The largest batch; `None` means: as large as pays.
+    pub max_batch_size: Option<Rows>,
+    /// No new size is begun after this long.
+    pub limit: Duration,
+}
+
+/// One measured ladder size.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Measured {
+    /// Rows of the batch.
+    pub rows: Rows,
+    /// The fastest run.
+    pub duration: Duration,
+    /// Peak bytes of run memory.
+    pub bytes: ByteSize,
+}
+
+/// What was measured.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Calibration {
+    /// Batch sizes, ascending; the last is the largest that will be formed.
+    pub ladder: Vec<Rows>,
+    /// One entry per size that was measured, ascending.
+    pub measured: Vec<Measured>,
+    /// The non-batch dimensions of the synthetic rows.
+    pub class_dims: Vec<usize>,
+    /// Elements per row over all inputs.
+    pub units: u64,
+}
+
+/// Why a model cannot be calibrated.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CalibrationError {
+    /// The supposed batch axis is not one: the text says what was seen.
+    #[error("{0}")]
+    NotABatchAxis(String),
+    /// The model does not run on synthetic rows; it may still run on real ones.
+    #[error("{0}")]
+    DoesNotRun(String),
+}
+
+/// Runs the ladder. The session's spec must be set.
+///
+/// # Errors
+/// See [`CalibrationError`].
+pub fn calibrate(
+    session: &mut Session,
+    spec: &Arc<ModelSpec>,
+    options: &CalibrationOptions,
+    clock: Clock,
+) -> Result<Calibration, CalibrationError> {
+    let mut run = Runner { session, spec, options, clock, auto: Fill::One };
+    run.settle_fill()?;
+    if spec.batch_axis.is_some() {
+        run.confirm_batch_axis()?;
+    }
+    let started = clock.now();
+    let cap = if spec.batch_axis.is_none() { 1 } else { options.max_batch_size.unwrap_or(AUTO_MAX_BATCH_SIZE) };
+    let mut measured: Vec<Measured> = Vec::new();
+    for rows in ladder(cap) {
+        if !measured.is_empty() && stop(&measured, started, clock.now(), options) {
+            break;
+        }
+        match run.measure(rows) {
+            Ok(entry) => measured.push(entry),
+            Err(_) if !measured.is_empty() => break,
+            Err(error) => return Err(CalibrationError::DoesNotRun(error.to_string())),
+        }
+    }
+    let one = run.request(1);
+    let ladder = match options.max_batch_size {
+        Some(_) => ladder(cap),
+        None => measured.iter().map(|entry| entry.rows).collect(),
+    };
+    Ok(Calibration { ladder, measured, class_dims: one.class_dims, units: one.units })
+}
+
+/// Powers of two up to `max`, and `max` itself.
+#[must_use]
+pub fn ladder(max: Rows) -> Vec<Rows> {
+    let powers = std::iter::successors(Some(1), |rows: &Rows| rows.checked_mul(2)).take_while(|&rows| rows < max);
+    powers.chain(std::iter::once(max.max(1))).collect()
+}
+
+fn stop(measured: &[Measured], started: Instant, now: Instant, options: &CalibrationOptions) -> bool {
+    let rate = |entry: &Measured| f64::from(entry.rows) / entry.duration.as_secs_f64().max(1e-9);
+    let best = measured.iter().map(rate).fold(0.0, f64::max);
+    let slower = measured.iter().rev().take_while(|entry| rate(entry) < SLOWER * best).count();
+    let last = measured.last().map_or(Duration::ZERO, |entry| entry.duration);
+    slower >= PATIENCE || last > MAX_RUN || now.since(started) > options.limit
+}
+
+struct Runner<'a> {
+    session: &'a mut Session,
+    spec: &'a Arc<ModelSpec>,
+    options: &'a CalibrationOptions,
+    clock: Clock,
+    /// What `Fill::Auto` means for integers.
+    auto: Fill,
+}
+
+impl Runner<'_> {
+    /// Finds integers that the model bears.
+    fn settle_fill(&mut self) -> Result<(), CalibrationError> {
+        let mut fault = String::new();
+        for auto in [Fill::One, Fill::Zero] {
+            self.auto = auto;
+            match self.run(1) {
+                Ok(_) => return Ok(()),
+                Err(RunError::Model(text)) if is_shape_fault(&text) => return Err(CalibrationError::NotABatchAxis(text)),
+                Err(error) => fault = error.to_string(),
+            }
+        }
+        Err(CalibrationError::DoesNotRun(fault))
+    }
+
+    /// Runs two and three rows: a real batch axis gives as many rows as went in.
+    fn confirm_batch_axis(&mut self) -> Result<(), CalibrationError> {
+        for rows in [2, 3] {
+            match self.run(rows) {
+                Ok(_) | Err(RunError::OutOfMemory { .. }) => {}
+                Err(error) => return Err(CalibrationError::NotABatchAxis(error.to_string())),
+            }
+        }
+        Ok(())
+    }
+
+    fn measure(&mut self, rows: Rows) -> Result<Measured, RunError> {
+        let mut duration = Duration::MAX;
+        for run in 0..RUNS {
+            let took = self.run(rows)?;
+            if run > 0 {
+                duration = duration.min(took);
+            }
+            if took > MAX_RUN {
+                duration = duration.min(took);
+                break;
+            }
+        }
+        Ok(Measured { rows, duration, bytes: ByteSize::ZERO })
+    }
+
+    fn run(&mut self, rows: Rows) -> Result<Duration, RunError> {
+        let request = Arc::new(self.request(rows));
+        let rows = request.rows;
+        let parts = vec![BatchPart { request, start: 0, rows }];
+        let batch = Batch { id: BatchId::default(), parts, padded_rows: rows };
+        let (result, stages) = self.session.run(&batch, self.clock);
+        result.map(|_| stages.total())
+    }
+
+    fn request(&self, rows: Rows) -> ValidRequest {
+        let spec = self.spec;
+        let inputs: Vec<Tensor> = spec
+            .inputs
+            .iter()
+            .map(|input| {
+                let size = |(axis, dim): (usize, &Dim)| match dim {
+                    _ if spec.batch_axis == Some(axis) => rows as usize,
+                    Dim::Fixed(size) => *size,
+                    Dim::Symbol(name) => self.options.dims.get(name).copied().unwrap_or(self.options.default_dim),
+                    Dim::Any => self.options.default_dim,
+                };
+                let shape: Shape = input.shape.iter().enumerate().map(size).collect();
+                let fill = self.options.fills.get(&input.name).copied().unwrap_or_default();
+                synthetic(input.datatype, shape, fill, self.auto)
+            })
+            .collect();
+        ValidRequest::synthetic(Arc::clone(spec), inputs, if spec.batch_axis.is_some() { rows } else { 1 })
+    }
+}
+
+/// The run itself went well, and an output has another number of rows than went in.
+fn is_shape_fault(text: &str) -> bool {
+    text.starts_with("output '") && text.contains("its shape is")
+}
+
+fn synthetic(datatype: DataType, shape: Shape, fill: Fill, auto: Fill) -> Tensor {
+    let count: usize = shape.iter().product();
+    let mut state = 0x9E37_79B9_7F4A_7C15u64;
+    let mut random = move || {
+        // A linear congruential step; the upper bits are good enough for weights of a benchmark.
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1u64 << 24) as f32
+    };
+    let float = matches!(datatype, DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64);
+    let fill = match fill {
+        Fill::Auto if float => Fill::Random,
+        Fill::Auto => auto,
+        other => other,
+    };
+    let mut data = Vec::with_capacity(count * datatype.size().unwrap_or(5));
+    for _ in 0..count {
+        let value = match fill {
+            Fill::Zero | Fill::Auto => 0.0,
+            Fill::One => 1.0,
+            Fill::Random if float => random(),
+            Fill::Random => random().round(),
+        };
+        push_element(&mut data, datatype, value);
+    }
+    Tensor { datatype, shape, data: data.into() }
+}
+
+/// Writes a small number as one element. Strings get its decimal digit.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+fn push_element(out: &mut Vec<u8>, datatype: DataType, value: f32) {
+    match datatype {
+        DataType::Bool | DataType::Uint8 | DataType::Int8 => out.push(value as u8),
+        DataType::Uint16 | DataType::Int16 => out.extend_from_slice(&(value as u16).to_le_bytes()),
+        DataType::Uint32 | DataType::Int32 => out.extend_from_slice(&(value as u32).to_le_bytes()),
+        DataType::Uint64 | DataType::Int64 => out.extend_from_slice(&(value as u64).to_le_bytes()),
+        DataType::Fp16 => out.extend_from_slice(&half::f16::from_f32(value).to_le_bytes()),
+        DataType::Bf16 => out.extend_from_slice(&half::bf16::from_f32(value).to_le_bytes()),
+        DataType::Fp32 => out.extend_from_slice(&value.to_le_bytes()),
+        DataType::Fp64 => out.extend_from_slice(&f64::from(value).to_le_bytes()),
+        DataType::Bytes => rows::push_string(out, if value >= 0.5 { b"1" } else { b"0" }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ladder_is_powers_of_two_and_its_top() {
+        assert_eq!(ladder(1), [1]);
+        assert_eq!(ladder(8), [1, 2, 4, 8]);
+        assert_eq!(ladder(12), [1, 2, 4, 8, 12]);
+        assert_eq!(ladder(0), [1]);
+    }
+
+    #[test]
+    fn synthetic_tensors_have_the_bytes_of_their_shape() {
+        for datatype in DataType::ALL {
+            let tensor = synthetic(datatype, smallvec::smallvec![2, 3], Fill::Auto, Fill::One);
+            let expected = datatype.size().map_or(6 * 5, |size| 6 * size);
+            assert_eq!(tensor.data.len(), expected, "{datatype}");
+        }
+    }
+
+    #[test]
+    fn the_ladder_ends_where_larger_batches_are_slower_per_row() {
+        let options = CalibrationOptions {
+            dims: BTreeMap::new(),
+            default_dim: 1,
+            fills: BTreeMap::new(),
+            max_batch_size: None,
+            limit: Duration::from_secs(9),
+        };
+        let entry = |rows, ms| Measured { rows, duration: Duration::from_millis(ms), bytes: ByteSize::ZERO };
+        let at = |entries: &[Measured]| stop(entries, Instant(0), Instant(1), &options);
+        assert!(!at(&[entry(1, 10), entry(2, 20), entry(4, 60)]));
+        assert!(at(&[entry(1, 10), entry(2, 30), entry(4, 60)]));
+        assert!(at(&[entry(1, 2000)]));
+        assert!(stop(&[entry(1, 1)], Instant(0), Instant(10_000_000_000), &options));
+    }
+}
