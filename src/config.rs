@@ -1,1 +1,287 @@
-//! (being written)
+//! The server's configuration: text to [`Config`], with every bound and cross-check, and every fault in one report.
+//!
+//! Values come in layers, the later over the earlier: config/concertina.toml (which the binary carries, and which is the
+//! only source of defaults), the user's file, the environment, flags.
+
+use crate::keys::value::{auto_or, bytes, choice, duration, integer, text, text_or_empty};
+use crate::keys::{Keys, Origin};
+use crate::model::Settings;
+use crate::model::settings::DEFAULTS;
+use crate::units::ByteSize;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::time::Duration;
+use toml::Value;
+
+/// The checked configuration.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// HOST:PORT to listen on.
+    pub address: String,
+    /// Which models are served.
+    pub models: Models,
+    /// The threads and the library.
+    pub runtime: Runtime,
+    /// The limits of connections and requests.
+    pub http: Http,
+    /// What holds for every model without a model.toml.
+    pub model: Settings,
+    /// How the server ends.
+    pub drain: Drain,
+    /// What is logged, and how.
+    pub log: Log,
+    keys: Keys,
+}
+
+/// The section `[models]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Models {
+    /// The model repository, one model's own folder, or an .onnx file.
+    pub path: PathBuf,
+    /// The name of the model if `path` is one model's own folder or file.
+    pub name: Option<String>,
+}
+
+/// The section `[runtime]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Runtime {
+    /// The ONNX Runtime library; `None`: searched.
+    pub library: Option<PathBuf>,
+    /// Threads that serve HTTP; `None`: one per processor.
+    pub threads: Option<NonZeroUsize>,
+}
+
+/// The section `[http]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Http {
+    /// The largest request body.
+    pub max_body_bytes: ByteSize,
+    /// The largest request line and headers together.
+    pub max_header_bytes: ByteSize,
+    /// How long a client may take to send the headers.
+    pub header_read_timeout: Duration,
+    /// How long a client may take to send the body.
+    pub body_read_timeout: Duration,
+    /// How long a connection may stay open without a request.
+    pub idle_timeout: Duration,
+    /// Open connections.
+    pub max_connections: NonZeroUsize,
+    /// Requests inside the server.
+    pub max_in_flight_requests: NonZeroUsize,
+}
+
+/// The section `[drain]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Drain {
+    announce: Option<Duration>,
+    /// How long requests inside the server may take to end.
+    pub grace: Duration,
+}
+
+impl Drain {
+    /// How long the server is not ready yet still serves. `on_terminal`: whether a person started it by hand, who has no
+    /// proxy that must notice.
+    #[must_use]
+    pub fn announce(&self, on_terminal: bool) -> Duration {
+        self.announce.unwrap_or(if on_terminal { Duration::ZERO } else { Duration::from_secs(5) })
+    }
+}
+
+/// The section `[log]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Log {
+    /// How lines look.
+    pub format: LogFormat,
+    /// Which lines there are, in the words of `tracing_subscriber::filter::Targets`.
+    pub level: String,
+}
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    Human,
+    /// One JSON object per line.
+    Json,
+}
+
+/// One value that is not from a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Override {
+    /// The key, such as `server.address`.
+    pub key: String,
+    /// The value as text.
+    pub value: String,
+    /// The flag or variable that gave it.
+    pub origin: Origin,
+}
+
+impl Config {
+    /// The configuration of these layers. `file` is the path of the user's file and its text.
+    ///
+    /// # Errors
+    /// Everything that is wrong, each naming the key, the value, where it came from and what is allowed.
+    pub fn resolve(file: Option<(&str, &str)>, overrides: &[Override]) -> Result<Self, Vec<String>> {
+        let mut keys = Keys::default();
+        keys.overlay(DEFAULTS, &Origin::Default);
+        if let Some((path, text)) = file {
+            keys.overlay(text, &Origin::File(path.to_owned()));
+        }
+        for Override { key, value, origin } in overrides {
+            keys.set(key, Value::from(value.as_str()), origin.clone());
+        }
+        let config = read(&mut keys);
+        let faults = keys.finish();
+        config.filter(|_| faults.is_empty()).ok_or(faults)
+    }
+
+    /// The settings of a model whose model.toml has this text and path, over the `[model]` section.
+    ///
+    /// # Errors
+    /// Everything that is wrong, each naming the file and the key.
+    pub fn settings(&self, file: &str, text: &str) -> Result<Settings, Vec<String>> {
+        let settings = Settings::from_toml(text, file, &self.keys.clone().table("model"))?;
+        let faults: Vec<String> = body_fits_queue(self.http.max_body_bytes, &settings).into_iter().collect();
+        if faults.is_empty() {
+            Ok(settings)
+        } else {
+            Err(faults.into_iter().map(|fault| format!("{file}: {fault}")).collect())
+        }
+    }
+
+    /// The values that hold, as TOML that can be read back, each with where it came from.
+    #[must_use]
+    pub fn render(&self) -> String {
+        self.keys.render()
+    }
+}
+
+impl Default for Config {
+    /// What config/concertina.toml says.
+    fn default() -> Self {
+        Self::resolve(None, &[]).unwrap_or_else(|faults| unreachable!("config/concertina.toml: {faults:?}"))
+    }
+}
+
+fn read(keys: &mut Keys) -> Option<Config> {
+    // All sections are read before any is missed, so that every fault is found.
+    let address = keys.read("server.address", address);
+    let path = keys.read("models.path", file_path);
+    let name = keys.read("models.name", model_name);
+    let library = keys.read("runtime.library", text_or_empty);
+    let threads = keys.read("runtime.threads", auto_or(count(1024)));
+    let http = http(keys);
+    let model = model(keys);
+    let announce = keys.read("drain.announce", auto_or(seconds(0, 600)));
+    let grace = keys.read("drain.grace", seconds(0, 3600));
+    let formats = [("human", LogFormat::Human), ("json", LogFormat::Json)];
+    let format = keys.read("log.format", choice(&formats));
+    let level = keys.read("log.level", log_level);
+    let config = Config {
+        address: address?,
+        models: Models { path: path?, name: name? },
+        runtime: Runtime { library: library?.map(PathBuf::from), threads: threads? },
+        http: http?,
+        model: model?,
+        drain: Drain { announce: announce?, grace: grace? },
+        log: Log { format: format?, level: level? },
+        keys: keys.clone(),
+    };
+    if let Some(fault) = body_fits_queue(config.http.max_body_bytes, &config.model) {
+        keys.fault(fault);
+    }
+    if config.http.idle_timeout < config.http.header_read_timeout {
+        keys.fault(format!(
+            "{}: must be at least {}, or a connection is closed while its first request arrives",
+            keys.show("http.idle_timeout"),
+            keys.show("http.header_read_timeout")
+        ));
+    }
+    Some(config)
+}
+
+fn http(keys: &mut Keys) -> Option<Http> {
+    let kib = |count: u64| ByteSize(count << 10);
+    let max_body_bytes = keys.read("http.max_body_bytes", bytes(kib(1)..=kib(1 << 30)));
+    let max_header_bytes = keys.read("http.max_header_bytes", bytes(kib(8)..=kib(1024)));
+    let header_read_timeout = keys.read("http.header_read_timeout", seconds(1, 3600));
+    let body_read_timeout = keys.read("http.body_read_timeout", seconds(1, 3600));
+    let idle_timeout = keys.read("http.idle_timeout", seconds(1, 86_400));
+    let max_connections = keys.read("http.max_connections", count(1_000_000));
+    let max_in_flight_requests = keys.read("http.max_in_flight_requests", count(1_000_000));
+    Some(Http {
+        max_body_bytes: max_body_bytes?,
+        max_header_bytes: max_header_bytes?,
+        header_read_timeout: header_read_timeout?,
+        body_read_timeout: body_read_timeout?,
+        idle_timeout: idle_timeout?,
+        max_connections: max_connections?,
+        max_in_flight_requests: max_in_flight_requests?,
+    })
+}
+
+fn model(keys: &mut Keys) -> Option<Settings> {
+    let mut table = keys.table("model");
+    let settings = Settings::read_defaults(&mut table);
+    keys.absorb(table);
+    settings
+}
+
+/// A body that HTTP takes must fit the queue, or it could never be served.
+fn body_fits_queue(max_body_bytes: ByteSize, settings: &Settings) -> Option<String> {
+    (max_body_bytes > settings.max_queue_bytes).then(|| {
+        format!(
+            "max_queue_bytes = {}: must be at least http.max_body_bytes = {}, or the largest request never fits the queue",
+            settings.max_queue_bytes, max_body_bytes
+        )
+    })
+}
+
+fn count(most: usize) -> impl Fn(&Value) -> Result<NonZeroUsize, String> {
+    let parse = integer(1..=most);
+    move |value| parse(value).and_then(|count| NonZeroUsize::new(count).ok_or_else(|| "at least 1".to_owned()))
+}
+
+fn seconds(least: u64, most: u64) -> impl Fn(&Value) -> Result<Duration, String> {
+    duration(Duration::from_secs(least)..=Duration::from_secs(most))
+}
+
+fn address(value: &Value) -> Result<String, String> {
+    let text = text(value)?;
+    let host_and_port = text.rsplit_once(':').filter(|(host, port)| {
+        let bare_ipv6 = host.contains(':') && !(host.starts_with('[') && host.ends_with(']'));
+        !host.is_empty() && !bare_ipv6 && port.parse::<u16>().is_ok()
+    });
+    let allowed = || "HOST:PORT, such as \"127.0.0.1:8000\", \"0.0.0.0:8000\" or \"[::]:8000\"".to_owned();
+    host_and_port.ok_or_else(allowed)?;
+    Ok(text)
+}
+
+fn file_path(value: &Value) -> Result<PathBuf, String> {
+    text_or_empty(value)
+        .ok()
+        .flatten()
+        .map(PathBuf::from)
+        .ok_or_else(|| "the path of a folder or .onnx file".to_owned())
+}
+
+fn model_name(value: &Value) -> Result<Option<String>, String> {
+    match text_or_empty(value)? {
+        Some(name) => crate::model::check_name(&name).map(|()| Some(name)),
+        None => Ok(None),
+    }
+}
+
+fn log_level(value: &Value) -> Result<String, String> {
+    let allowed = || {
+        "\"error\", \"warn\", \"info\", \"debug\", \"trace\" or \"off\", then exceptions such as \
+         \"info,concertina::http=debug\""
+            .to_owned()
+    };
+    let text = text(value).ok().filter(|text| !text.trim().is_empty()).ok_or_else(allowed)?;
+    text.parse::<tracing_subscriber::filter::Targets>().map_err(|_| allowed())?;
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests;

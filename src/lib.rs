@@ -4,6 +4,7 @@ pub mod batcher;
 pub mod clock;
 pub mod config;
 pub mod http;
+pub mod keys;
 pub mod metrics;
 pub mod model;
 pub mod repository;

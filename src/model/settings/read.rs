@@ -1,0 +1,214 @@
+//! Keys to [`Settings`]: what each key allows and how the keys relate.
+
+use super::{BatchAxis, Fill, Padding, Settings, VersionPolicy, Warmup};
+use crate::keys::value::{auto_or, bytes, choice, duration, integer, integers, number};
+use crate::keys::{Keys, Path};
+use crate::units::ByteSize;
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+use std::time::Duration;
+use toml::Value;
+
+/// The text of config/concertina.toml: every key of the server and of models with its default.
+pub const DEFAULTS: &str = include_str!("../../../config/concertina.toml");
+
+/// The most bytes that a key may ask for: more than any machine has, little enough to add up.
+const MOST_BYTES: ByteSize = ByteSize(1 << 50);
+/// The longest that anything may wait.
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+/// The largest size of a dimension.
+const MOST_DIM: usize = 1 << 31;
+/// The largest rank of a tensor in a graph that is worth naming an axis of.
+const MOST_AXIS: usize = 31;
+
+/// All that a model.toml may hold.
+pub(super) fn model(keys: &mut Keys) -> Option<Settings> {
+    let settings = defaults(keys);
+    let dims = warmup_dims(keys);
+    let inputs = warmup_inputs(keys);
+    let padding = padding(keys);
+    let mut settings = settings?;
+    settings.warmup.dims = dims;
+    settings.warmup.inputs = inputs;
+    settings.padding = padding;
+    Some(settings)
+}
+
+/// What the server's `[model]` section may hold: everything that does not name a dimension or tensor of one model.
+pub(super) fn defaults(keys: &mut Keys) -> Option<Settings> {
+    // All keys are read before any is missed, so that every fault is found.
+    let batch_axis = keys.read("batch_axis", batch_axis);
+    let instances = keys.read("instances", auto_or(count(64)));
+    let intra_op_threads = keys.read("intra_op_threads", auto_or(count(1024)));
+    let max_batch_size = keys.read("max_batch_size", auto_or(integer(1..=65_536)));
+    let max_queue_delay = keys.read("max_queue_delay", duration(Duration::ZERO..=Duration::from_secs(60)));
+    let max_queue_rows = keys.read("max_queue_rows", integer(1..=100_000_000));
+    let max_queue_bytes = keys.read("max_queue_bytes", bytes(ByteSize(1)..=MOST_BYTES));
+    let priority_levels = keys.read("priority_levels", integer(1..=100));
+    let default_priority = keys.read("default_priority", integer(1..=100));
+    let default_timeout = keys.read("default_timeout", duration(Duration::from_millis(1)..=DAY));
+    let knee_tolerance = keys.read("knee_tolerance", number(0.0..=0.5));
+    let pipeline = keys.read("pipeline", integer(1..=4));
+    let seconds = keys.read("warmup.seconds", number(0.0..=3600.0));
+    let default_dim = keys.read("warmup.default_dim", integer(1..=MOST_DIM));
+    let versions = versions(keys);
+    let settings = Settings {
+        batch_axis: batch_axis?,
+        instances: instances?,
+        intra_op_threads: intra_op_threads?,
+        max_batch_size: max_batch_size?,
+        max_queue_delay: max_queue_delay?,
+        max_queue_rows: max_queue_rows?,
+        max_queue_bytes: max_queue_bytes?,
+        priority_levels: priority_levels?,
+        default_priority: default_priority?,
+        default_timeout: default_timeout?,
+        knee_tolerance: knee_tolerance?,
+        pipeline: pipeline?,
+        warmup: Warmup {
+            seconds: Duration::from_secs_f64(seconds?),
+            default_dim: default_dim?,
+            dims: BTreeMap::new(),
+            inputs: BTreeMap::new(),
+        },
+        versions: versions?,
+        padding: Padding::default(),
+    };
+    relations(&settings, keys);
+    Some(settings)
+}
+
+/// The cross-checks within one model.
+fn relations(settings: &Settings, keys: &mut Keys) {
+    if settings.max_batch_size.is_some_and(|rows| u64::from(rows) > settings.max_queue_rows) {
+        keys.fault(format!(
+            "{}: must be at least {}, or the largest batch never forms",
+            keys.show("max_queue_rows"),
+            keys.show("max_batch_size")
+        ));
+    }
+    if settings.default_priority > settings.priority_levels {
+        keys.fault(format!("{}: must be at most {}", keys.show("default_priority"), keys.show("priority_levels")));
+    }
+    if settings.max_queue_delay >= settings.default_timeout {
+        keys.fault(format!(
+            "{}: must be shorter than {}, or requests time out while they wait for company",
+            keys.show("max_queue_delay"),
+            keys.show("default_timeout")
+        ));
+    }
+}
+
+fn count(most: u32) -> impl Fn(&Value) -> Result<NonZeroU32, String> {
+    let parse = integer(1..=most);
+    move |value| parse(value).and_then(|count| NonZeroU32::new(count).ok_or_else(|| "at least 1".to_owned()))
+}
+
+fn batch_axis(value: &Value) -> Result<BatchAxis, String> {
+    match value.as_str() {
+        Some("auto") => Ok(BatchAxis::Auto),
+        Some("none") => Ok(BatchAxis::None),
+        _ => integer(0..=MOST_AXIS)(value)
+            .map(BatchAxis::Axis)
+            .map_err(|allowed| format!("\"auto\", \"none\" or {allowed}")),
+    }
+}
+
+fn versions(keys: &mut Keys) -> Option<VersionPolicy> {
+    #[derive(Clone, Copy, PartialEq)]
+    enum Policy {
+        Latest,
+        Specific,
+        All,
+    }
+    let policies = [("latest", Policy::Latest), ("specific", Policy::Specific), ("all", Policy::All)];
+    let policy = keys.read("versions.policy", choice(&policies));
+    let count = keys.read("versions.count", integer(1..=1000usize));
+    let versions = keys.read("versions.versions", integers(1..=i64::MAX as u64));
+    let (policy, count, versions) = (policy?, count?, versions?);
+    if (policy == Policy::Specific) == versions.is_empty() {
+        keys.fault(format!(
+            "{}: must name versions if, and only if, {} is \"specific\"",
+            keys.show("versions.versions"),
+            keys.show("versions.policy")
+        ));
+    }
+    Some(match policy {
+        Policy::Latest => VersionPolicy::Latest { count },
+        Policy::Specific => VersionPolicy::Specific(versions),
+        Policy::All => VersionPolicy::All,
+    })
+}
+
+fn warmup_dims(keys: &mut Keys) -> BTreeMap<String, usize> {
+    named(keys, "warmup.dims", |rest, value| match rest {
+        [name] => integer(1..=MOST_DIM)(value).map(|size| (name.clone(), size)),
+        _ => Err("the size of a dimension: NAME = 64".to_owned()),
+    })
+}
+
+fn warmup_inputs(keys: &mut Keys) -> BTreeMap<String, Fill> {
+    let fills = [("zero", Fill::Zero), ("one", Fill::One), ("random", Fill::Random)];
+    named(keys, "warmup.inputs", |rest, value| match rest {
+        [name, key] if key == "data" => choice(&fills)(value).map(|fill| (name.clone(), fill)),
+        _ => Err("NAME = { data = \"zero\" }".to_owned()),
+    })
+}
+
+fn padding(keys: &mut Keys) -> Padding {
+    let mut padding = Padding::default();
+    for (rest, value) in keys.below("padding") {
+        if let Err(allowed) = pad(&mut padding, &rest, &value) {
+            let mut key: Path = vec!["padding".to_owned()];
+            key.extend(rest);
+            keys.refuse(&key, &allowed);
+        }
+    }
+    padding
+}
+
+/// One key of `[padding]`. The tables `inputs` and `outputs` are ours, every other one is named after a dimension.
+fn pad(padding: &mut Padding, rest: &[String], value: &Value) -> Result<(), String> {
+    match rest {
+        [table, name] if table == "inputs" => {
+            let number = number(f64::MIN..=f64::MAX)(value).map_err(|_| "the number that pads the input".to_owned())?;
+            padding.inputs.insert(name.clone(), number);
+        }
+        [table, name, axis] if table == "outputs" => {
+            let allowed = || "AXIS = \"DIMENSION\", such as 1 = \"sequence\"".to_owned();
+            let axis = axis.parse().ok().filter(|axis| *axis <= MOST_AXIS).ok_or_else(allowed)?;
+            let dim = value.as_str().ok_or_else(allowed)?;
+            padding.outputs.entry(name.clone()).or_default().insert(axis, dim.to_owned());
+        }
+        [dim, key] if key == "lengths" && dim != "outputs" => {
+            let lengths = integers(1..=MOST_DIM)(value)?;
+            if lengths.is_empty() {
+                return Err("at least one length".to_owned());
+            }
+            padding.lengths.insert(dim.clone(), lengths);
+        }
+        _ => return Err("[padding.DIMENSION] lengths, [padding.inputs] NAME or [padding.outputs.NAME] AXIS".to_owned()),
+    }
+    Ok(())
+}
+
+/// Reads a table whose keys are free names.
+fn named<T>(
+    keys: &mut Keys,
+    table: &str,
+    parse: impl Fn(&[String], &Value) -> Result<(String, T), String>,
+) -> BTreeMap<String, T> {
+    let mut found = BTreeMap::new();
+    for (rest, value) in keys.below(table) {
+        match parse(&rest, &value) {
+            Ok((name, parsed)) => {
+                found.insert(name, parsed);
+            }
+            Err(allowed) => {
+                let key: Path = table.split('.').map(str::to_owned).chain(rest).collect();
+                keys.refuse(&key, &allowed);
+            }
+        }
+    }
+    found
+}
