@@ -6,10 +6,10 @@
 
 use super::{Batch, BatchPart, RunError, Session};
 use crate::clock::Clock;
-use crate::model::{Dim, ModelSpec, ValidRequest};
+use crate::model::settings::Fill;
+use crate::model::{Dim, ModelSpec, Settings, ValidRequest};
 use crate::tensor::{DataType, Shape, Tensor, rows};
-use crate::units::{BatchId, ByteSize, Instant, Rows};
-use std::collections::BTreeMap;
+use crate::units::{BatchId, ByteSize, Rows};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,35 +23,6 @@ const RUNS: usize = 3;
 const PATIENCE: usize = 2;
 /// See `PATIENCE`.
 const SLOWER: f64 = 0.9;
-
-/// What the values of an input are while warming up.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Fill {
-    /// Whatever the model bears: random floats; ones, else zeros.
-    #[default]
-    Auto,
-    /// Zeros.
-    Zero,
-    /// Ones.
-    One,
-    /// Random floats in [0, 1); random zeros and ones.
-    Random,
-}
-
-/// What to measure and for how long.
-#[derive(Clone, Debug)]
-pub struct CalibrationOptions {
-    /// Sizes of symbolic dimensions, by name.
-    pub dims: BTreeMap<String, usize>,
-    /// The size of every other variable dimension.
-    pub default_dim: usize,
-    /// Values of inputs, by name.
-    pub fills: BTreeMap<String, Fill>,
-    /// The largest batch; `None` means: as large as pays.
-    pub max_batch_size: Option<Rows>,
-    /// No new size is begun after this long.
-    pub limit: Duration,
-}
 
 /// One measured ladder size.
 #[derive(Clone, Debug, PartialEq)]
@@ -95,19 +66,19 @@ pub enum CalibrationError {
 pub fn calibrate(
     session: &mut Session,
     spec: &Arc<ModelSpec>,
-    options: &CalibrationOptions,
     clock: Clock,
 ) -> Result<Calibration, CalibrationError> {
-    let mut run = Runner { session, spec, options, clock, auto: Fill::One };
+    let settings = &spec.settings;
+    let mut run = Runner { session, spec, clock, integers: Fill::One };
     run.settle_fill()?;
     if spec.batch_axis.is_some() {
         run.confirm_batch_axis()?;
     }
     let started = clock.now();
-    let cap = if spec.batch_axis.is_none() { 1 } else { options.max_batch_size.unwrap_or(AUTO_MAX_BATCH_SIZE) };
+    let cap = if spec.batch_axis.is_none() { 1 } else { settings.max_batch_size.unwrap_or(AUTO_MAX_BATCH_SIZE) };
     let mut measured: Vec<Measured> = Vec::new();
     for rows in ladder(cap) {
-        if !measured.is_empty() && stop(&measured, started, clock.now(), options) {
+        if !measured.is_empty() && stop(&measured, clock.now().since(started), settings) {
             break;
         }
         match run.measure(rows) {
@@ -117,7 +88,7 @@ pub fn calibrate(
         }
     }
     let one = run.request(1);
-    let ladder = match options.max_batch_size {
+    let ladder = match settings.max_batch_size {
         Some(_) => ladder(cap),
         None => measured.iter().map(|entry| entry.rows).collect(),
     };
@@ -131,29 +102,28 @@ pub fn ladder(max: Rows) -> Vec<Rows> {
     powers.chain(std::iter::once(max.max(1))).collect()
 }
 
-fn stop(measured: &[Measured], started: Instant, now: Instant, options: &CalibrationOptions) -> bool {
+fn stop(measured: &[Measured], spent: Duration, settings: &Settings) -> bool {
     let rate = |entry: &Measured| f64::from(entry.rows) / entry.duration.as_secs_f64().max(1e-9);
     let best = measured.iter().map(rate).fold(0.0, f64::max);
     let slower = measured.iter().rev().take_while(|entry| rate(entry) < SLOWER * best).count();
     let last = measured.last().map_or(Duration::ZERO, |entry| entry.duration);
-    slower >= PATIENCE || last > MAX_RUN || now.since(started) > options.limit
+    slower >= PATIENCE || last > MAX_RUN || spent > settings.warmup.seconds
 }
 
 struct Runner<'a> {
     session: &'a mut Session,
     spec: &'a Arc<ModelSpec>,
-    options: &'a CalibrationOptions,
     clock: Clock,
-    /// What `Fill::Auto` means for integers.
-    auto: Fill,
+    /// What integers are that the settings do not speak of.
+    integers: Fill,
 }
 
 impl Runner<'_> {
     /// Finds integers that the model bears.
     fn settle_fill(&mut self) -> Result<(), CalibrationError> {
         let mut fault = String::new();
-        for auto in [Fill::One, Fill::Zero] {
-            self.auto = auto;
+        for integers in [Fill::One, Fill::Zero] {
+            self.integers = integers;
             match self.run(1) {
                 Ok(_) => return Ok(()),
                 Err(RunError::Model(text)) if is_shape_fault(&text) => return Err(CalibrationError::NotABatchAxis(text)),
@@ -200,6 +170,7 @@ impl Runner<'_> {
 
     fn request(&self, rows: Rows) -> ValidRequest {
         let spec = self.spec;
+        let warmup = &spec.settings.warmup;
         let inputs: Vec<Tensor> = spec
             .inputs
             .iter()
@@ -207,12 +178,13 @@ impl Runner<'_> {
                 let size = |(axis, dim): (usize, &Dim)| match dim {
                     _ if spec.batch_axis == Some(axis) => rows as usize,
                     Dim::Fixed(size) => *size,
-                    Dim::Symbol(name) => self.options.dims.get(name).copied().unwrap_or(self.options.default_dim),
-                    Dim::Any => self.options.default_dim,
+                    Dim::Symbol(name) => warmup.dims.get(name).copied().unwrap_or(warmup.default_dim),
+                    Dim::Any => warmup.default_dim,
                 };
                 let shape: Shape = input.shape.iter().enumerate().map(size).collect();
-                let fill = self.options.fills.get(&input.name).copied().unwrap_or_default();
-                synthetic(input.datatype, shape, fill, self.auto)
+                let fill = warmup.inputs.get(&input.name).copied();
+                let fill = fill.unwrap_or(if is_float(input.datatype) { Fill::Random } else { self.integers });
+                synthetic(input.datatype, shape, fill)
             })
             .collect();
         ValidRequest::synthetic(Arc::clone(spec), inputs, if spec.batch_axis.is_some() { rows } else { 1 })
@@ -224,7 +196,11 @@ fn is_shape_fault(text: &str) -> bool {
     text.starts_with("output '") && text.contains("its shape is")
 }
 
-fn synthetic(datatype: DataType, shape: Shape, fill: Fill, auto: Fill) -> Tensor {
+fn is_float(datatype: DataType) -> bool {
+    matches!(datatype, DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64)
+}
+
+fn synthetic(datatype: DataType, shape: Shape, fill: Fill) -> Tensor {
     let count: usize = shape.iter().product();
     let mut state = 0x9E37_79B9_7F4A_7C15u64;
     let mut random = move || {
@@ -232,18 +208,12 @@ fn synthetic(datatype: DataType, shape: Shape, fill: Fill, auto: Fill) -> Tensor
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 40) as f32 / (1u64 << 24) as f32
     };
-    let float = matches!(datatype, DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64);
-    let fill = match fill {
-        Fill::Auto if float => Fill::Random,
-        Fill::Auto => auto,
-        other => other,
-    };
     let mut data = Vec::with_capacity(count * datatype.size().unwrap_or(5));
     for _ in 0..count {
         let value = match fill {
-            Fill::Zero | Fill::Auto => 0.0,
+            Fill::Zero => 0.0,
             Fill::One => 1.0,
-            Fill::Random if float => random(),
+            Fill::Random if is_float(datatype) => random(),
             Fill::Random => random().round(),
         };
         push_element(&mut data, datatype, value);
@@ -282,7 +252,7 @@ mod tests {
     #[test]
     fn synthetic_tensors_have_the_bytes_of_their_shape() {
         for datatype in DataType::ALL {
-            let tensor = synthetic(datatype, smallvec::smallvec![2, 3], Fill::Auto, Fill::One);
+            let tensor = synthetic(datatype, smallvec::smallvec![2, 3], Fill::One);
             let expected = datatype.size().map_or(6 * 5, |size| 6 * size);
             assert_eq!(tensor.data.len(), expected, "{datatype}");
         }
@@ -290,18 +260,12 @@ mod tests {
 
     #[test]
     fn the_ladder_ends_where_larger_batches_are_slower_per_row() {
-        let options = CalibrationOptions {
-            dims: BTreeMap::new(),
-            default_dim: 1,
-            fills: BTreeMap::new(),
-            max_batch_size: None,
-            limit: Duration::from_secs(9),
-        };
+        let settings = Settings::default();
         let entry = |rows, ms| Measured { rows, duration: Duration::from_millis(ms), bytes: ByteSize::ZERO };
-        let at = |entries: &[Measured]| stop(entries, Instant(0), Instant(1), &options);
+        let at = |entries: &[Measured]| stop(entries, Duration::ZERO, &settings);
         assert!(!at(&[entry(1, 10), entry(2, 20), entry(4, 60)]));
         assert!(at(&[entry(1, 10), entry(2, 30), entry(4, 60)]));
         assert!(at(&[entry(1, 2000)]));
-        assert!(stop(&[entry(1, 1)], Instant(0), Instant(10_000_000_000), &options));
+        assert!(stop(&[entry(1, 1)], Duration::from_secs(3600), &settings));
     }
 }

@@ -1,0 +1,198 @@
+//! A closed-loop load of binary infer requests: N connections, each sending its next request when it has its answer.
+//!
+//!     loadgen --address 127.0.0.1:8000 --case minilm:64 --connections 64 --seconds 10 [--rows 1] [--distinct 64]
+//!
+//! First every distinct request is sent alone and its answer kept; under load every answer is compared with the one that
+//! belongs to its request. Prints one JSON object: requests, rows per second, latencies, errors, wrong answers.
+
+#[path = "cases.rs"]
+mod cases;
+
+use anyhow::Context;
+use bytes::Bytes;
+use cases::Case;
+use clap::Parser;
+use http_body_util::{BodyExt, Full};
+use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper::{Request, StatusCode};
+use hyper_util::rt::TokioIo;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::net::TcpStream;
+
+/// Answers of other batch sizes may differ in the last bits.
+const TOLERANCE: f32 = 1e-4;
+
+#[derive(Parser, Clone)]
+struct Arguments {
+    #[arg(long)]
+    address: String,
+    #[arg(long)]
+    case: Case,
+    #[arg(long, default_value_t = 64)]
+    connections: usize,
+    #[arg(long, default_value_t = 10.0)]
+    seconds: f64,
+    #[arg(long, default_value_t = 1)]
+    rows: usize,
+    #[arg(long, default_value_t = 64)]
+    distinct: usize,
+    /// The only output to ask for; all if left out.
+    #[arg(long)]
+    output: Option<String>,
+}
+
+/// One request and the answer that belongs to it.
+struct Question {
+    head_length: usize,
+    body: Bytes,
+    answer: Vec<f32>,
+}
+
+#[derive(Default)]
+struct Tally {
+    latencies: Vec<f64>,
+    errors: u64,
+    wrong: u64,
+    first_error: Option<String>,
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> anyhow::Result<()> {
+    let arguments = Arguments::parse();
+    let mut questions: Vec<Question> =
+        (0..arguments.distinct as u64).map(|seed| question(&arguments, seed + 1)).collect();
+    let mut connection = connect(&arguments.address).await?;
+    for question in &mut questions {
+        question.answer = ask(&mut connection, &arguments, question).await?;
+    }
+    drop(connection);
+    let tally = load(&arguments, Arc::new(questions)).await?;
+    report(&arguments, tally);
+    Ok(())
+}
+
+fn question(arguments: &Arguments, seed: u64) -> Question {
+    let inputs = arguments.case.inputs(arguments.rows, seed);
+    let described: Vec<serde_json::Value> = inputs
+        .iter()
+        .map(|input| {
+            serde_json::json!({
+                "name": input.name, "shape": input.shape, "datatype": input.datatype(),
+                "parameters": {"binary_data_size": input.bytes().len()},
+            })
+        })
+        .collect();
+    let mut head = serde_json::json!({"inputs": described});
+    match &arguments.output {
+        Some(name) => head["outputs"] = serde_json::json!([{"name": name, "parameters": {"binary_data": true}}]),
+        None => head["parameters"] = serde_json::json!({"binary_data_output": true}),
+    }
+    let mut body = serde_json::to_vec(&head).expect("a JSON value");
+    let head_length = body.len();
+    inputs.iter().for_each(|input| body.extend(input.bytes()));
+    Question { head_length, body: body.into(), answer: Vec::new() }
+}
+
+async fn connect(address: &str) -> anyhow::Result<SendRequest<Full<Bytes>>> {
+    let stream = TcpStream::connect(address).await.with_context(|| format!("connecting to {address}"))?;
+    stream.set_nodelay(true)?;
+    let (sender, connection) = handshake(TokioIo::new(stream)).await?;
+    tokio::spawn(connection);
+    Ok(sender)
+}
+
+async fn ask(
+    connection: &mut SendRequest<Full<Bytes>>,
+    arguments: &Arguments,
+    question: &Question,
+) -> anyhow::Result<Vec<f32>> {
+    let request = Request::post(format!("/v2/models/{}/infer", arguments.case.model()))
+        .header("host", &arguments.address)
+        .header("inference-header-content-length", question.head_length)
+        .body(Full::new(question.body.clone()))?;
+    connection.ready().await?;
+    let response = connection.send_request(request).await?;
+    let status = response.status();
+    let head: usize = response
+        .headers()
+        .get("inference-header-content-length")
+        .and_then(|value| value.to_str().ok()?.parse().ok())
+        .unwrap_or(0);
+    let body = response.into_body().collect().await?.to_bytes();
+    anyhow::ensure!(status == StatusCode::OK, "{status}: {}", String::from_utf8_lossy(&body));
+    let values = body[head..].chunks_exact(4).map(|bytes| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));
+    Ok(values.collect())
+}
+
+#[allow(clippy::disallowed_methods, reason = "a load generator reads the clock")]
+async fn load(arguments: &Arguments, questions: Arc<Vec<Question>>) -> anyhow::Result<Tally> {
+    let end = Instant::now() + Duration::from_secs_f64(arguments.seconds);
+    let mut clients = tokio::task::JoinSet::new();
+    for client in 0..arguments.connections {
+        let (arguments, questions) = (arguments.clone(), Arc::clone(&questions));
+        clients.spawn(async move { client_loop(arguments, questions, client, end).await });
+    }
+    let mut total = Tally::default();
+    while let Some(tally) = clients.join_next().await {
+        let tally = tally?;
+        total.latencies.extend(tally.latencies);
+        total.errors += tally.errors;
+        total.wrong += tally.wrong;
+        total.first_error = total.first_error.or(tally.first_error);
+    }
+    Ok(total)
+}
+
+#[allow(clippy::disallowed_methods, reason = "a load generator reads the clock")]
+async fn client_loop(arguments: Arguments, questions: Arc<Vec<Question>>, client: usize, end: Instant) -> Tally {
+    let mut tally = Tally::default();
+    let mut connection = None;
+    let mut next = client;
+    while Instant::now() < end && tally.errors < 100 {
+        let question = &questions[next % questions.len()];
+        next += 1;
+        let begin = Instant::now();
+        let answer = async {
+            let connection = match &mut connection {
+                Some(connection) => connection,
+                empty => empty.insert(connect(&arguments.address).await?),
+            };
+            ask(connection, &arguments, question).await
+        };
+        match answer.await {
+            Ok(answer) => {
+                tally.latencies.push(begin.elapsed().as_secs_f64());
+                tally.wrong += u64::from(!same(&answer, &question.answer));
+            }
+            Err(error) => {
+                tally.errors += 1;
+                tally.first_error.get_or_insert(error.to_string());
+                connection = None;
+            }
+        }
+    }
+    tally
+}
+
+fn same(answer: &[f32], expected: &[f32]) -> bool {
+    answer.len() == expected.len() && answer.iter().zip(expected).all(|(a, b)| (a - b).abs() <= TOLERANCE)
+}
+
+fn report(arguments: &Arguments, mut tally: Tally) {
+    tally.latencies.sort_by(f64::total_cmp);
+    let quantile = |q: f64| {
+        let index = (q * tally.latencies.len() as f64) as usize;
+        tally.latencies.get(index.min(tally.latencies.len().saturating_sub(1))).copied().unwrap_or(f64::NAN)
+    };
+    println!(
+        "{}",
+        serde_json::json!({
+            "requests": tally.latencies.len(),
+            "rows": tally.latencies.len() * arguments.rows,
+            "rows_per_second": (tally.latencies.len() * arguments.rows) as f64 / arguments.seconds,
+            "p50_seconds": quantile(0.50), "p90_seconds": quantile(0.90), "p99_seconds": quantile(0.99),
+            "errors": tally.errors, "wrong": tally.wrong, "first_error": tally.first_error,
+        })
+    );
+}

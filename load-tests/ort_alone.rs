@@ -1,0 +1,118 @@
+//! ONNX Runtime alone, no server: what a model costs on this machine, per layout and batch size.
+//!
+//!     ort_alone --library LIB --model FILE --case minilm:64 [--seconds 1] [--batches 1,2,4] [--layouts 1x2,2x1]
+//!
+//! A layout `IxT` is I sessions at once with T intra-op threads each. Prints one JSON object per line: layout, batch, rows
+//! per second, CPU seconds per row, and the median seconds of one run.
+
+#[path = "cases.rs"]
+mod cases;
+
+use cases::Case;
+use clap::Parser;
+use ort::session::Session;
+use ort::session::builder::{AutoDevicePolicy, GraphOptimizationLevel};
+use ort::value::TensorRef;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+#[derive(Parser)]
+struct Arguments {
+    #[arg(long)]
+    library: PathBuf,
+    #[arg(long)]
+    model: PathBuf,
+    #[arg(long)]
+    case: Case,
+    #[arg(long, default_value_t = 1.0)]
+    seconds: f64,
+    #[arg(long, value_delimiter = ',', default_value = "1,2,4,8,16,32,64")]
+    batches: Vec<usize>,
+    #[arg(long, value_delimiter = ',', default_value = "1x2,2x1")]
+    layouts: Vec<String>,
+}
+
+fn main() -> anyhow::Result<()> {
+    concertina::runtime::prepare_process();
+    let arguments = Arguments::parse();
+    let environment = ort::environment::init_from(&arguments.library)?.with_telemetry(false).build()?;
+    for layout in &arguments.layouts {
+        let (sessions, threads) = layout.split_once('x').ok_or_else(|| anyhow::anyhow!("a layout is like 2x1"))?;
+        let (sessions, threads): (usize, usize) = (sessions.parse()?, threads.parse()?);
+        let mut loaded = Vec::new();
+        for _ in 0..sessions {
+            loaded.push(load(&environment, &arguments.model, threads)?);
+        }
+        for &batch in &arguments.batches {
+            let entry = measure(&mut loaded, arguments.case, batch, Duration::from_secs_f64(arguments.seconds))?;
+            println!(
+                "{}",
+                serde_json::json!({
+                    "layout": layout, "batch": batch, "rows_per_second": entry.rows_per_second,
+                    "cpu_seconds_per_row": entry.cpu_per_row, "median_seconds": entry.median,
+                })
+            );
+        }
+    }
+    Ok(())
+}
+
+/// The same options as the server's sessions.
+fn load(environment: &ort::environment::Environment, model: &PathBuf, threads: usize) -> anyhow::Result<Session> {
+    let text = |error: ort::Error| anyhow::anyhow!("{}", error.message());
+    let build = || -> ort::Result<Session> {
+        Session::builder(environment)?
+            .with_auto_device(AutoDevicePolicy::PreferCPU)?
+            .with_optimization_level(GraphOptimizationLevel::All)?
+            .with_intra_threads(threads)?
+            .with_inter_threads(1)?
+            .with_intra_op_spinning(false)?
+            .with_memory_pattern(false)?
+            .commit_from_file(model)
+    };
+    build().map_err(text)
+}
+
+struct Entry {
+    rows_per_second: f64,
+    cpu_per_row: f64,
+    median: f64,
+}
+
+#[allow(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
+fn measure(sessions: &mut [Session], case: Case, batch: usize, time: Duration) -> anyhow::Result<Entry> {
+    let (cpu, started) = (cases::own_cpu_seconds(), Instant::now());
+    let results: Vec<anyhow::Result<Vec<f64>>> = std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            sessions.iter_mut().map(|session| scope.spawn(move || run_for(session, case, batch, time))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    });
+    let (wall, cpu) = (started.elapsed().as_secs_f64(), cases::own_cpu_seconds() - cpu);
+    let mut runs: Vec<f64> = results.into_iter().collect::<anyhow::Result<Vec<_>>>()?.concat();
+    runs.sort_by(f64::total_cmp);
+    let rows = (runs.len() * batch) as f64;
+    Ok(Entry { rows_per_second: rows / wall, cpu_per_row: cpu / rows, median: runs[runs.len() / 2] })
+}
+
+#[allow(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
+fn run_for(session: &mut Session, case: Case, batch: usize, time: Duration) -> anyhow::Result<Vec<f64>> {
+    let inputs = case.inputs(batch, 1);
+    let started = Instant::now();
+    let mut runs = Vec::new();
+    while runs.len() < 3 || started.elapsed() < time {
+        let begin = Instant::now();
+        let mut values: Vec<(String, ort::session::SessionInputValue<'_>)> = Vec::new();
+        for input in &inputs {
+            let value: ort::session::SessionInputValue<'_> = match &input.data {
+                cases::Data::I64(data) => TensorRef::from_array_view((input.shape.as_slice(), data.as_slice()))?.into(),
+                cases::Data::I32(data) => TensorRef::from_array_view((input.shape.as_slice(), data.as_slice()))?.into(),
+                cases::Data::F32(data) => TensorRef::from_array_view((input.shape.as_slice(), data.as_slice()))?.into(),
+            };
+            values.push((input.name.to_owned(), value));
+        }
+        let outputs = session.run(values)?;
+        drop(outputs);
+        runs.push(begin.elapsed().as_secs_f64());
+    }
+    Ok(runs)
+}

@@ -1,0 +1,110 @@
+//! The handle that HTTP holds: one call, one answer.
+
+use crate::model::{InferResponse, ValidRequest};
+use crate::scheduler::Rejection;
+use crate::units::RequestId;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+
+/// Why an inference has no answer.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum InferError {
+    /// The scheduler did not take it, or gave it up.
+    #[error("not served: {0:?}")]
+    Rejected(Rejection),
+    /// Too many requests are inside the server.
+    #[error("too many requests in flight")]
+    Overloaded,
+    /// The model failed on this request; the text is ONNX Runtime's.
+    #[error("{0}")]
+    Model(String),
+    /// The batcher is gone (the process is ending).
+    #[error("the server is shutting down")]
+    Closed,
+}
+
+/// The way back to a waiting client.
+pub(super) type Reply = oneshot::Sender<Result<InferResponse, InferError>>;
+
+/// What the handle tells the loop.
+#[derive(Debug)]
+pub(super) enum Message {
+    /// A request has come.
+    Arrive(Arrival),
+    /// Its client has gone.
+    Cancel(RequestId),
+}
+
+/// A request on its way in.
+#[derive(Debug)]
+pub(super) struct Arrival {
+    pub(super) id: RequestId,
+    pub(super) request: ValidRequest,
+    pub(super) ticket: Ticket,
+    pub(super) reply: Reply,
+}
+
+/// The right to have one request inside the server: it moves with the request and ends when the request is let go.
+#[derive(Debug)]
+pub struct Ticket {
+    _permit: OwnedSemaphorePermit,
+}
+
+/// What HTTP holds: the only way to have a request run. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Batcher {
+    messages: mpsc::Sender<Message>,
+    in_flight: Arc<Semaphore>,
+    next_id: Arc<AtomicU64>,
+}
+
+impl Batcher {
+    /// A handle and the receiving end of its channel, for at most `max_in_flight` requests at a time.
+    pub(super) fn new(max_in_flight: usize) -> (Self, mpsc::Receiver<Message>) {
+        // Each request sends at most two messages, and each has its place reserved before it is admitted.
+        let (messages, receiver) = mpsc::channel(2 * max_in_flight);
+        let handle = Self {
+            messages,
+            in_flight: Arc::new(Semaphore::new(max_in_flight)),
+            next_id: Arc::new(AtomicU64::new(1)),
+        };
+        (handle, receiver)
+    }
+
+    /// Queues a request and waits for its answer. Dropping the future cancels the request.
+    ///
+    /// # Errors
+    /// See [`InferError`].
+    pub async fn infer(&self, request: ValidRequest) -> Result<InferResponse, InferError> {
+        let permit = Arc::clone(&self.in_flight).try_acquire_owned().map_err(|_| InferError::Overloaded)?;
+        let reserve = || self.messages.clone().try_reserve_owned();
+        let full = |error: mpsc::error::TrySendError<_>| match error {
+            mpsc::error::TrySendError::Full(_) => InferError::Overloaded,
+            mpsc::error::TrySendError::Closed(_) => InferError::Closed,
+        };
+        let arrive = reserve().map_err(full)?;
+        let cancel = reserve().map_err(full)?;
+        let id = RequestId(self.next_id.fetch_add(1, Ordering::Relaxed));
+        let (reply, answer) = oneshot::channel();
+        arrive.send(Message::Arrive(Arrival { id, request, ticket: Ticket { _permit: permit }, reply }));
+        let mut guard = CancelOnDrop { id, place: Some(cancel) };
+        let answer = answer.await;
+        guard.place = None;
+        answer.unwrap_or(Err(InferError::Closed))
+    }
+}
+
+/// Tells the loop that a client has gone, unless it has had its answer.
+struct CancelOnDrop {
+    id: RequestId,
+    place: Option<mpsc::OwnedPermit<Message>>,
+}
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        if let Some(place) = self.place.take() {
+            place.send(Message::Cancel(self.id));
+        }
+    }
+}

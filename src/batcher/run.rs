@@ -1,0 +1,398 @@
+//! The loop: events in, scheduler asked, actions out.
+
+use super::classes::Classes;
+use super::handle::{Arrival, Batcher, InferError, Message};
+use super::pending::PendingTable;
+use crate::clock::Clock;
+use crate::metrics::{Metrics, ModelMetrics};
+use crate::model::ModelSpec;
+use crate::runtime::{Batch, BatchPart, Completion, RunError, WorkerHandle};
+use crate::scheduler::{
+    Action, Dispatch, Input, MemorySample, ModelPlan, Observation, Outcome, Part, Rejection, RequestMeta, Scheduler,
+};
+use crate::units::{BatchId, InstanceId, ModelId, RequestId};
+use std::collections::HashMap;
+use std::sync::Arc;
+use tokio::sync::{mpsc, oneshot};
+
+/// Completions that may wait for the loop: more than all workers together can have in flight.
+const MAX_COMPLETIONS: usize = 1024;
+/// Load, unload and memory messages that may wait for the loop.
+const MAX_CONTROLS: usize = 64;
+/// Events that may wait for whoever listens.
+const MAX_EVENTS: usize = 64;
+/// Messages taken in before the scheduler is asked: a burst forms one batch, and no completion waits longer than this.
+const BURST: usize = 256;
+
+/// A model that is ready to run.
+#[derive(Debug)]
+pub struct ModelLoad {
+    /// What it is.
+    pub spec: Arc<ModelSpec>,
+    /// What the scheduler needs to know; its observations are filled in from `samples`.
+    pub plan: ModelPlan,
+    /// Its workers, one for each instance of the plan.
+    pub workers: Vec<WorkerHandle>,
+    /// What was measured while loading.
+    pub samples: Vec<Sample>,
+}
+
+/// One measured run of a class that the batcher has not numbered yet.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sample {
+    /// The non-batch dimensions of all inputs.
+    pub dims: Vec<usize>,
+    /// The observation; its class is filled in.
+    pub observation: Observation,
+}
+
+/// What the rest of the server tells the loop.
+#[derive(Debug)]
+pub enum Control {
+    /// A model is ready.
+    Load(Box<ModelLoad>),
+    /// A model goes away.
+    Unload(ModelId),
+    /// Memory was measured.
+    Memory(MemorySample),
+    /// No new work; answered when the last request has left.
+    Drain(oneshot::Sender<()>),
+}
+
+/// What the loop tells the rest of the server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// An instance cannot run anything any more.
+    InstanceLost {
+        /// Its model.
+        model: ModelId,
+        /// The instance.
+        instance: InstanceId,
+        /// What happened.
+        reason: String,
+    },
+}
+
+/// The channel ends of a loop.
+#[derive(Debug)]
+pub struct Ends {
+    /// For HTTP.
+    pub batcher: Batcher,
+    /// For the repository.
+    pub control: mpsc::Sender<Control>,
+    /// For workers.
+    pub completions: mpsc::Sender<Completion>,
+    /// What happened.
+    pub events: mpsc::Receiver<Event>,
+}
+
+struct LoadedModel {
+    spec: Arc<ModelSpec>,
+    classes: Classes,
+    metrics: ModelMetrics,
+}
+
+struct Flight {
+    model: ModelId,
+    dispatch: Dispatch,
+}
+
+/// The batcher's task.
+pub struct Loop {
+    clock: Clock,
+    metrics: Arc<Metrics>,
+    scheduler: Scheduler,
+    pending: PendingTable,
+    models: HashMap<ModelId, LoadedModel>,
+    workers: HashMap<InstanceId, WorkerHandle>,
+    flights: HashMap<BatchId, Flight>,
+    messages: mpsc::Receiver<Message>,
+    controls: mpsc::Receiver<Control>,
+    completions: mpsc::Receiver<Completion>,
+    events: mpsc::Sender<Event>,
+    drained: Option<oneshot::Sender<()>>,
+}
+
+impl Loop {
+    /// A loop for at most `max_in_flight` requests at a time, and the ends to speak to it.
+    #[must_use]
+    pub fn new(max_in_flight: usize, clock: Clock, metrics: Arc<Metrics>) -> (Self, Ends) {
+        let (batcher, messages) = Batcher::new(max_in_flight);
+        let (control, controls) = mpsc::channel(MAX_CONTROLS);
+        let (completion_sender, completions) = mpsc::channel(MAX_COMPLETIONS);
+        let (events, event_receiver) = mpsc::channel(MAX_EVENTS);
+        let this = Self {
+            clock,
+            metrics,
+            scheduler: Scheduler::new(),
+            pending: PendingTable::default(),
+            models: HashMap::new(),
+            workers: HashMap::new(),
+            flights: HashMap::new(),
+            messages,
+            controls,
+            completions,
+            events,
+            drained: None,
+        };
+        (this, Ends { batcher, control, completions: completion_sender, events: event_receiver })
+    }
+
+    /// Runs until a drain is complete or every sender is gone.
+    pub async fn run(mut self) {
+        loop {
+            let wake = self.scheduler.poll_timeout().map(|at| self.clock.to_tokio(at));
+            let timer = async {
+                match wake {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                Some(completion) = self.completions.recv() => self.complete(completion),
+                Some(control) = self.controls.recv() => self.control(control),
+                message = self.messages.recv() => match message {
+                    Some(message) => self.message(message),
+                    None => return,
+                },
+                () = timer => {}
+            }
+            self.take_burst();
+            self.act();
+            if self.is_drained() {
+                if let Some(drained) = self.drained.take() {
+                    let _ = drained.send(());
+                }
+                return;
+            }
+        }
+    }
+
+    /// Takes in what is already there, so that a burst becomes one batch and not one batch and a rest.
+    fn take_burst(&mut self) {
+        for _ in 0..BURST {
+            let mut idle = true;
+            if let Ok(completion) = self.completions.try_recv() {
+                self.complete(completion);
+                idle = false;
+            }
+            if let Ok(message) = self.messages.try_recv() {
+                self.message(message);
+                idle = false;
+            }
+            if idle {
+                return;
+            }
+        }
+    }
+
+    fn message(&mut self, message: Message) {
+        match message {
+            Message::Arrive(arrival) => self.arrive(arrival),
+            Message::Cancel(id) => {
+                self.pending.remove(id);
+                self.handle(Input::Cancel(id));
+            }
+        }
+    }
+
+    fn arrive(&mut self, arrival: Arrival) {
+        let now = self.clock.now();
+        let model_id = arrival.request.model.id;
+        let Some(model) = self.models.get_mut(&model_id) else {
+            let _ = arrival.reply.send(Err(InferError::Rejected(Rejection::Unhealthy)));
+            return;
+        };
+        let request = &arrival.request;
+        model.metrics.request_rows.inc_by(u64::from(request.rows));
+        let meta = RequestMeta {
+            id: arrival.id,
+            model: model_id,
+            class: model.classes.id(&request.class_dims),
+            units: request.units,
+            rows: request.rows,
+            bytes: request.bytes,
+            deadline: request.timeout.map(|timeout| now + timeout),
+            priority: request.priority,
+        };
+        self.pending.insert(arrival, now);
+        self.scheduler.handle(now, Input::Arrive(meta));
+    }
+
+    fn control(&mut self, control: Control) {
+        match control {
+            Control::Load(load) => self.load(*load),
+            Control::Unload(model) => {
+                self.handle(Input::Unload(model));
+                self.models.remove(&model);
+                let mut flying = self.flights.values();
+                self.workers.retain(|instance, _| flying.any(|flight| flight.dispatch.instance == *instance));
+            }
+            Control::Memory(sample) => self.handle(Input::Memory(sample)),
+            Control::Drain(done) => {
+                self.drained = Some(done);
+                self.handle(Input::Drain);
+            }
+        }
+    }
+
+    fn load(&mut self, load: ModelLoad) {
+        let mut classes = Classes::default();
+        let observations = load.samples.into_iter().map(|sample| Observation {
+            class: classes.id(&sample.dims),
+            ..sample.observation
+        });
+        let plan = ModelPlan { observations: observations.collect(), ..load.plan };
+        let metrics = self.metrics.model(&load.spec.name, load.spec.version);
+        self.models.insert(load.spec.id, LoadedModel { spec: load.spec, classes, metrics });
+        self.workers.extend(load.workers.into_iter().map(|worker| (worker.instance, worker)));
+        self.handle(Input::Load(plan));
+    }
+
+    fn handle(&mut self, input: Input) {
+        self.scheduler.handle(self.clock.now(), input);
+    }
+
+    fn act(&mut self) {
+        let now = self.clock.now();
+        while let Some(action) = self.scheduler.poll_action(now) {
+            match action {
+                Action::Dispatch(dispatch) => self.dispatch(dispatch),
+                Action::Finish(id) => self.finish(id),
+                Action::Reject(id, rejection) => self.reject(id, rejection),
+                Action::Trim(_) => {}
+            }
+        }
+    }
+
+    fn dispatch(&mut self, dispatch: Dispatch) {
+        let now = self.clock.now();
+        let mut parts = Vec::with_capacity(dispatch.parts.len());
+        let metrics = self.models.get(&dispatch.model).map(|model| &model.metrics);
+        for part in &dispatch.parts {
+            // A cancelled request stays in its batch only if the scheduler did not hear of it in time: never, since
+            // messages are taken in before actions are asked for.
+            let pending = self.pending.get_mut(part.request).expect("the scheduler dispatches only what is pending");
+            if pending.dispatched.is_none() {
+                pending.dispatched = Some(now);
+                if let Some(metrics) = metrics {
+                    metrics.queue_seconds.observe(now.since(pending.arrived).as_secs_f64());
+                }
+            }
+            parts.push(BatchPart { request: Arc::clone(&pending.request), start: part.start, rows: part.rows });
+        }
+        if let Some(metrics) = metrics {
+            metrics.batch_rows.observe(f64::from(dispatch.rows));
+            metrics.batch_fill_ratio.observe(f64::from(dispatch.rows) / f64::from(dispatch.padded_rows));
+            metrics.limited(dispatch.limited_by).inc();
+        }
+        let batch = Batch { id: dispatch.batch, parts, padded_rows: dispatch.padded_rows };
+        let worker = self.workers.get(&dispatch.instance);
+        let sent = worker.is_some_and(|worker| worker.batches.try_send(batch).is_ok());
+        let (id, instance, model) = (dispatch.batch, dispatch.instance, dispatch.model);
+        self.flights.insert(id, Flight { model, dispatch });
+        if !sent {
+            self.lost(id, model, instance, "its thread has ended".to_owned());
+        }
+    }
+
+    fn complete(&mut self, completion: Completion) {
+        let Some(flight) = self.flights.remove(&completion.batch) else { return };
+        let model = flight.model;
+        self.observe(&flight, &completion);
+        let outcome = match completion.result {
+            Ok(outputs) => {
+                self.deliver(&flight.dispatch.parts, outputs);
+                Outcome::Done { duration: completion.stages.total(), bytes: completion.bytes }
+            }
+            Err(RunError::OutOfMemory { message }) => {
+                tracing::warn!(model = %model, rows = flight.dispatch.rows, %message, "a batch found no memory");
+                Outcome::OutOfMemory { bytes: completion.bytes }
+            }
+            Err(RunError::Model(text)) => {
+                self.remember_fault(&flight.dispatch.parts, &text);
+                Outcome::Failed
+            }
+            Err(RunError::Lost(reason)) => {
+                self.flights.insert(completion.batch, flight);
+                return self.lost(completion.batch, model, completion.instance, reason);
+            }
+        };
+        self.handle(Input::Complete(completion.batch, outcome));
+    }
+
+    fn observe(&self, flight: &Flight, completion: &Completion) {
+        let Some(model) = self.models.get(&flight.model) else { return };
+        let metrics = &model.metrics;
+        match &completion.result {
+            Ok(_) => &metrics.done,
+            Err(RunError::OutOfMemory { .. }) => &metrics.out_of_memory,
+            Err(RunError::Model(_)) => &metrics.failed,
+            Err(RunError::Lost(_)) => &metrics.instance_lost,
+        }
+        .inc();
+        let stages = [completion.stages.gather, completion.stages.compute, completion.stages.scatter];
+        metrics.stages.iter().zip(stages).for_each(|(gauge, seconds)| gauge.add(seconds.as_secs_f64()));
+        if let (Ok(_), Some(predicted)) = (&completion.result, flight.dispatch.duration)
+            && !predicted.is_zero()
+        {
+            metrics.seconds_ratio.observe(completion.stages.total().as_secs_f64() / predicted.as_secs_f64());
+        }
+    }
+
+    fn deliver(&mut self, parts: &[Part], outputs: Vec<Vec<crate::tensor::Tensor>>) {
+        for (part, outputs) in parts.iter().zip(outputs) {
+            if let Some(pending) = self.pending.get_mut(part.request) {
+                pending.add(part.start, outputs);
+            }
+        }
+    }
+
+    fn remember_fault(&mut self, parts: &[Part], text: &str) {
+        for part in parts {
+            if let Some(pending) = self.pending.get_mut(part.request) {
+                pending.fault = Some(text.to_owned());
+            }
+        }
+    }
+
+    /// Publishes first, closes the door, and only then lets the scheduler place the rows elsewhere.
+    fn lost(&mut self, batch: BatchId, model: ModelId, instance: InstanceId, reason: String) {
+        tracing::error!(%model, %instance, %reason, "an instance is lost");
+        let _ = self.events.try_send(Event::InstanceLost { model, instance, reason });
+        self.workers.remove(&instance);
+        let orphans: Vec<BatchId> = self
+            .flights
+            .iter()
+            .filter(|(id, flight)| **id != batch && flight.dispatch.instance == instance)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in std::iter::once(batch).chain(orphans) {
+            self.flights.remove(&id);
+            self.handle(Input::Complete(id, Outcome::InstanceLost));
+        }
+    }
+
+    fn finish(&mut self, id: RequestId) {
+        let pending = self.pending.remove(id).expect("the scheduler finishes only what is pending");
+        if let Err(error) = pending.finish() {
+            tracing::error!(request = %id, %error, "the parts of an answer do not fit together");
+        }
+    }
+
+    fn reject(&mut self, id: RequestId, rejection: Rejection) {
+        let pending = self.pending.remove(id).expect("the scheduler rejects only what is pending");
+        let spec = &pending.request.model;
+        self.metrics.reject(&spec.name, spec.version, &rejection);
+        let error = match (rejection, &pending.fault) {
+            (Rejection::Failed, Some(text)) => InferError::Model(text.clone()),
+            (rejection, _) => InferError::Rejected(rejection),
+        };
+        pending.fail(error);
+    }
+
+    fn is_drained(&self) -> bool {
+        self.drained.is_some() && self.pending.is_empty() && self.flights.is_empty()
+    }
+}
