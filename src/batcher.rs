@@ -9,5 +9,6 @@ mod handle;
 mod pending;
 mod run;
 
-pub use handle::{Batcher, InferError, Ticket};
+pub use crate::scheduler::Rejection;
+pub use handle::{Batcher, InferError, Job, Jobs, Ticket};
 pub use run::{Control, Ends, Event, Loop, ModelLoad, Sample};

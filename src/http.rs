@@ -1,1 +1,121 @@
-//! (being written)
+//! HTTP: the Open Inference Protocol as a skin over the batcher's handle.
+//!
+//! A request passes `edge` (request id, tracing span, panic to 500), then its route. Of the inference path, `body` reads
+//! within limits, `decode`, `reader`, `data` and `binary` make an [`InferRequest`](crate::model::InferRequest) of it,
+//! [`ValidRequest`](crate::model::ValidRequest) compares it with its model, the batcher answers, `encode` writes. Every
+//! failure is an `ApiError`, and one function in `error` gives it a status. `serve` accepts connections.
+//!
+//! The handler of a request awaits the batcher itself and spawns nothing: when its client goes, the connection drops the
+//! handler, and with it the request.
+
+mod binary;
+mod body;
+mod data;
+mod decode;
+mod edge;
+mod encode;
+mod error;
+mod infer;
+mod metadata;
+mod path;
+mod reader;
+pub mod serve;
+mod status;
+
+pub use error::Code;
+
+use crate::batcher::Batcher;
+use crate::model::{ModelSpec, Table};
+use arc_swap::ArcSwap;
+use axum::Router;
+use axum::http::HeaderValue;
+use axum::routing::{get, post};
+use error::ApiError;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// Exactly this: one client compares the whole value.
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+const BINARY: HeaderValue = HeaderValue::from_static("application/octet-stream");
+
+/// What a request may cost before its model sees it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Limits {
+    /// The largest body.
+    pub body_bytes: usize,
+    /// How long a body may take to arrive.
+    pub body_read_timeout: Duration,
+    /// The most rows in one request.
+    pub request_rows: u32,
+}
+
+/// Where the process is in its life, as HTTP needs to know it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// Serving, or loading in order to serve.
+    #[default]
+    Serving,
+    /// About to stop: readiness says so, everything is still served.
+    Announced,
+    /// Stopping: no new connections, and each connection is closed after the request that it carries.
+    Closing,
+}
+
+/// Everything that the routes need.
+pub struct AppState {
+    /// Runs requests.
+    pub batcher: Batcher,
+    /// Which models there are.
+    pub models: Arc<ArcSwap<Table>>,
+    /// What a request may cost.
+    pub limits: Limits,
+    /// Where the process is in its life.
+    pub phase: watch::Receiver<Phase>,
+    /// All metrics in the text format of Prometheus.
+    pub metrics: Box<dyn Fn() -> String + Send + Sync>,
+}
+
+impl fmt::Debug for AppState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AppState").field("limits", &self.limits).field("phase", &self.phase).finish_non_exhaustive()
+    }
+}
+
+/// How an inference ended. Every response of an infer route carries one as an extension, for a layer around the router that
+/// counts; a client that goes away leaves none.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// The model; `None` if the request named none that is ready, so that clients cannot invent names.
+    pub model: Option<Arc<ModelSpec>>,
+    /// `None`: answered. Otherwise the kind of failure.
+    pub failure: Option<Code>,
+    /// Its rows; 0 if the request was refused before they were known.
+    pub rows: u32,
+}
+
+/// The router with all routes and middleware.
+pub fn router(state: Arc<AppState>) -> Router {
+    Router::new()
+        .route("/", get(status::alive))
+        .route("/metrics", get(status::metrics))
+        .route("/v2", get(metadata::server))
+        .route("/v2/", get(metadata::server))
+        .route("/v2/health/live", get(status::live))
+        .route("/v2/health/ready", get(status::ready))
+        .route("/v2/models", get(metadata::models))
+        .route("/v2/models/{model}", get(metadata::model))
+        .route("/v2/models/{model}/versions/{version}", get(metadata::model))
+        .route("/v2/models/{model}/ready", get(status::model_ready))
+        .route("/v2/models/{model}/versions/{version}/ready", get(status::model_ready))
+        .route("/v2/models/{model}/config", get(metadata::config))
+        .route("/v2/models/{model}/versions/{version}/config", get(metadata::config))
+        .route("/v2/models/{model}/infer", post(infer::infer))
+        .route("/v2/models/{model}/versions/{version}/infer", post(infer::infer))
+        .route("/v2/repository/index", post(metadata::repository_index))
+        .fallback(async || ApiError::RouteNotFound)
+        .method_not_allowed_fallback(async || ApiError::MethodNotAllowed)
+        .with_state(state)
+        .layer(axum::middleware::from_fn_with_state(edge::RequestIds::new(), edge::edge))
+}

@@ -59,7 +59,41 @@ pub struct Batcher {
     next_id: Arc<AtomicU64>,
 }
 
+/// A request and its way back, where something else than the scheduler answers: the seam for tests of what lies above.
+#[derive(Debug)]
+pub struct Job {
+    /// The request.
+    pub request: ValidRequest,
+    /// The answer; closed as soon as nobody waits for it any more.
+    pub reply: oneshot::Sender<Result<InferResponse, InferError>>,
+    _ticket: Ticket,
+}
+
+/// The receiving end of [`Batcher::channel`].
+#[derive(Debug)]
+pub struct Jobs {
+    messages: mpsc::Receiver<Message>,
+}
+
+impl Jobs {
+    /// The next request; `None` when every handle is gone.
+    pub async fn recv(&mut self) -> Option<Job> {
+        loop {
+            if let Message::Arrive(Arrival { request, reply, ticket, .. }) = self.messages.recv().await? {
+                return Some(Job { request, reply, _ticket: ticket });
+            }
+        }
+    }
+}
+
 impl Batcher {
+    /// A handle whose requests, at most `max_in_flight` at a time, arrive at the other end instead of a scheduler.
+    #[must_use]
+    pub fn channel(max_in_flight: usize) -> (Self, Jobs) {
+        let (handle, messages) = Self::new(max_in_flight);
+        (handle, Jobs { messages })
+    }
+
     /// A handle and the receiving end of its channel, for at most `max_in_flight` requests at a time.
     pub(super) fn new(max_in_flight: usize) -> (Self, mpsc::Receiver<Message>) {
         // Each request sends at most two messages, and each has its place reserved before it is admitted.

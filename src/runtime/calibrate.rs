@@ -7,7 +7,7 @@
 use super::{Batch, BatchPart, RunError, Session};
 use crate::clock::Clock;
 use crate::model::settings::Fill;
-use crate::model::{Dim, ModelSpec, Settings, ValidRequest};
+use crate::model::{Dim, InferRequest, InputTensor, ModelSpec, Settings, ValidRequest};
 use crate::tensor::{DataType, Shape, Tensor, rows};
 use crate::units::{BatchId, ByteSize, Rows};
 use std::sync::Arc;
@@ -87,7 +87,7 @@ pub fn calibrate(
             Err(error) => return Err(CalibrationError::DoesNotRun(error.to_string())),
         }
     }
-    let one = run.request(1);
+    let one = run.request(1).map_err(|error| CalibrationError::DoesNotRun(error.to_string()))?;
     let ladder = match settings.max_batch_size {
         Some(_) => ladder(cap),
         None => measured.iter().map(|entry| entry.rows).collect(),
@@ -160,7 +160,7 @@ impl Runner<'_> {
     }
 
     fn run(&mut self, rows: Rows) -> Result<Duration, RunError> {
-        let request = Arc::new(self.request(rows));
+        let request = Arc::new(self.request(rows)?);
         let rows = request.rows;
         let parts = vec![BatchPart { request, start: 0, rows }];
         let batch = Batch { id: BatchId::default(), parts, padded_rows: rows };
@@ -168,10 +168,10 @@ impl Runner<'_> {
         result.map(|_| stages.total())
     }
 
-    fn request(&self, rows: Rows) -> ValidRequest {
+    fn request(&self, rows: Rows) -> Result<ValidRequest, RunError> {
         let spec = self.spec;
         let warmup = &spec.settings.warmup;
-        let inputs: Vec<Tensor> = spec
+        let inputs = spec
             .inputs
             .iter()
             .map(|input| {
@@ -184,10 +184,11 @@ impl Runner<'_> {
                 let shape: Shape = input.shape.iter().enumerate().map(size).collect();
                 let fill = warmup.inputs.get(&input.name).copied();
                 let fill = fill.unwrap_or(if is_float(input.datatype) { Fill::Random } else { self.integers });
-                synthetic(input.datatype, shape, fill)
+                InputTensor { name: input.name.clone(), tensor: synthetic(input.datatype, shape, fill) }
             })
             .collect();
-        ValidRequest::synthetic(Arc::clone(spec), inputs, if spec.batch_axis.is_some() { rows } else { 1 })
+        let request = InferRequest { inputs, ..InferRequest::default() };
+        ValidRequest::new(Arc::clone(spec), request, Rows::MAX).map_err(|fault| RunError::Model(fault.message))
     }
 }
 

@@ -1,0 +1,176 @@
+//! The `data` array of a JSON tensor, straight into the wire's binary form: no values in between.
+
+use super::error::ApiError;
+use super::reader::{Fault, Reader, integer, must_be};
+use crate::tensor::DataType;
+use half::{bf16, f16};
+use jiter::{Jiter, Peek};
+
+/// How deep `data` may be nested.
+const MAX_DEPTH: usize = 100;
+
+/// Reads `data`, flat or nested in any way, of exactly `elements` elements. `input` is its position in the request.
+pub(super) fn read(
+    reader: &mut Reader<'_>,
+    datatype: DataType,
+    elements: usize,
+    input: usize,
+) -> Result<Vec<u8>, ApiError> {
+    match datatype {
+        DataType::Bool => fixed(reader, datatype, elements, input, |json, peek| match peek {
+            Peek::True | Peek::False => json.known_bool(peek).map(|value| [u8::from(value)]).map_err(Fault::Broken),
+            _ => Err(Fault::Value),
+        }),
+        DataType::Uint8 => fixed(reader, datatype, elements, input, |j, p| integer(j, p).map(u8::to_le_bytes)),
+        DataType::Uint16 => fixed(reader, datatype, elements, input, |j, p| integer(j, p).map(u16::to_le_bytes)),
+        DataType::Uint32 => fixed(reader, datatype, elements, input, |j, p| integer(j, p).map(u32::to_le_bytes)),
+        DataType::Uint64 => fixed(reader, datatype, elements, input, |j, p| integer(j, p).map(u64::to_le_bytes)),
+        DataType::Int8 => fixed(reader, datatype, elements, input, |j, p| integer(j, p).map(i8::to_le_bytes)),
+        DataType::Int16 => fixed(reader, datatype, elements, input, |j, p| integer(j, p).map(i16::to_le_bytes)),
+        DataType::Int32 => fixed(reader, datatype, elements, input, |j, p| integer(j, p).map(i32::to_le_bytes)),
+        DataType::Int64 => fixed(reader, datatype, elements, input, |j, p| integer(j, p).map(i64::to_le_bytes)),
+        DataType::Fp16 => {
+            fixed(reader, datatype, elements, input, |j, p| number(j, p).map(|x| f16::from_f64(x).to_le_bytes()))
+        }
+        DataType::Bf16 => {
+            fixed(reader, datatype, elements, input, |j, p| number(j, p).map(|x| bf16::from_f64(x).to_le_bytes()))
+        }
+        DataType::Fp32 => {
+            fixed(reader, datatype, elements, input, |j, p| number(j, p).map(|x| (x as f32).to_le_bytes()))
+        }
+        DataType::Fp64 => fixed(reader, datatype, elements, input, |j, p| number(j, p).map(f64::to_le_bytes)),
+        DataType::Bytes => strings(reader, elements, input),
+    }
+}
+
+/// Elements of `N` bytes each.
+fn fixed<const N: usize>(
+    reader: &mut Reader<'_>,
+    datatype: DataType,
+    elements: usize,
+    input: usize,
+    mut element: impl FnMut(&mut Jiter<'_>, Peek) -> Result<[u8; N], Fault>,
+) -> Result<Vec<u8>, ApiError> {
+    // An element takes at least a digit and a comma: a shape alone must not make the server allocate.
+    let mut out = Vec::with_capacity(elements.min(reader.left() / 2 + 1) * N);
+    walk(reader, datatype, elements, input, |json, peek| {
+        out.extend_from_slice(&element(json, peek)?);
+        Ok(())
+    })?;
+    Ok(out)
+}
+
+/// Elements of BYTES: a length, then that many bytes.
+fn strings(reader: &mut Reader<'_>, elements: usize, input: usize) -> Result<Vec<u8>, ApiError> {
+    let mut out = Vec::with_capacity(elements.saturating_mul(4).min(reader.left()));
+    walk(reader, DataType::Bytes, elements, input, |json, peek| {
+        if peek != Peek::String {
+            return Err(Fault::Value);
+        }
+        let text = json.known_str().map_err(Fault::Broken)?;
+        let len = u32::try_from(text.len()).map_err(|_| Fault::Value)?;
+        out.extend_from_slice(&len.to_le_bytes());
+        out.extend_from_slice(text.as_bytes());
+        Ok(())
+    })?;
+    Ok(out)
+}
+
+fn number(json: &mut Jiter<'_>, peek: Peek) -> Result<f64, Fault> {
+    if peek.is_num() { json.known_float(peek).map_err(Fault::Broken) } else { Err(Fault::Value) }
+}
+
+/// Why the walk over an array ended early.
+enum Stop {
+    Element(Fault),
+    Deep,
+    Many,
+    NotArray,
+}
+
+/// Calls `element` for every scalar, whatever the nesting.
+fn walk(
+    reader: &mut Reader<'_>,
+    datatype: DataType,
+    elements: usize,
+    input: usize,
+    element: impl FnMut(&mut Jiter<'_>, Peek) -> Result<(), Fault>,
+) -> Result<(), ApiError> {
+    let mut count = 0;
+    let stop = match scan(reader.json(), elements, &mut count, element) {
+        Ok(()) if count == elements => return Ok(()),
+        Ok(()) => {
+            return Err(ApiError::invalid(format!(
+                "inputs[{input}].data has {count} elements, but its shape needs {elements}"
+            )));
+        }
+        Err(stop) => stop,
+    };
+    let at = format_args!("inputs[{input}].data[{count}]").to_string();
+    Err(match stop {
+        Stop::Element(Fault::Broken(error)) => reader.broken(&error, &at),
+        Stop::Element(Fault::Value) => must_be(&at, &format!("{} ({datatype})", values_of(datatype))),
+        Stop::Deep => ApiError::invalid(format!("{at} is nested deeper than {MAX_DEPTH} arrays; send a flat array")),
+        Stop::Many => {
+            ApiError::invalid(format!("inputs[{input}].data has more than the {elements} elements of its shape"))
+        }
+        Stop::NotArray => must_be(&format_args!("inputs[{input}].data"), "an array"),
+    })
+}
+
+fn scan(
+    json: &mut Jiter<'_>,
+    elements: usize,
+    count: &mut usize,
+    mut element: impl FnMut(&mut Jiter<'_>, Peek) -> Result<(), Fault>,
+) -> Result<(), Stop> {
+    let broken = |error| Stop::Element(Fault::Broken(error));
+    if json.peek().map_err(broken)? != Peek::Array {
+        return Err(Stop::NotArray);
+    }
+    let mut depth = 1;
+    let mut next = json.known_array().map_err(broken)?;
+    loop {
+        match next {
+            Some(Peek::Array) => {
+                depth += 1;
+                if depth > MAX_DEPTH {
+                    return Err(Stop::Deep);
+                }
+                next = json.known_array().map_err(broken)?;
+            }
+            Some(peek) => {
+                if *count == elements {
+                    return Err(Stop::Many);
+                }
+                element(json, peek).map_err(Stop::Element)?;
+                *count += 1;
+                next = json.array_step().map_err(broken)?;
+            }
+            None => {
+                depth -= 1;
+                if depth == 0 {
+                    return Ok(());
+                }
+                next = json.array_step().map_err(broken)?;
+            }
+        }
+    }
+}
+
+/// What an element may be, for the error.
+fn values_of(datatype: DataType) -> &'static str {
+    match datatype {
+        DataType::Bool => "true or false",
+        DataType::Uint8 => "an integer from 0 to 255",
+        DataType::Uint16 => "an integer from 0 to 65535",
+        DataType::Uint32 => "an integer from 0 to 4294967295",
+        DataType::Uint64 => "an integer from 0 to 18446744073709551615",
+        DataType::Int8 => "an integer from -128 to 127",
+        DataType::Int16 => "an integer from -32768 to 32767",
+        DataType::Int32 => "an integer from -2147483648 to 2147483647",
+        DataType::Int64 => "an integer from -9223372036854775808 to 9223372036854775807",
+        DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64 => "a number",
+        DataType::Bytes => "a string",
+    }
+}

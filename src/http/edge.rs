@@ -1,0 +1,77 @@
+//! What surrounds every request: its id, its tracing span, and the net under a handler that panics.
+
+use super::error::ApiError;
+use axum::extract::{Request, State};
+use axum::http::{HeaderName, HeaderValue};
+use axum::middleware::Next;
+use axum::response::{IntoResponse as _, Response};
+use std::any::Any;
+use std::future::{Future, poll_fn};
+use std::hash::{BuildHasher as _, RandomState};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use tracing::Instrument as _;
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// A longer id is not taken over.
+const MAX_ID_LEN: usize = 128;
+
+/// Makes ids for requests that bring none: distinct within the process, and unlikely to meet those of another.
+#[derive(Clone, Debug)]
+pub(super) struct RequestIds {
+    seed: u64,
+    count: Arc<AtomicU64>,
+}
+
+impl RequestIds {
+    pub(super) fn new() -> Self {
+        Self { seed: RandomState::new().hash_one("request id"), count: Arc::default() }
+    }
+
+    fn next(&self) -> HeaderValue {
+        let count = self.count.fetch_add(1, Ordering::Relaxed);
+        let text = format!("{:016x}-{count:x}", self.seed);
+        HeaderValue::try_from(text).unwrap_or_else(|_| HeaderValue::from(count))
+    }
+}
+
+/// The middleware around all routes.
+pub(super) async fn edge(State(ids): State<RequestIds>, request: Request, next: Next) -> Response {
+    let id = match request.headers().get(REQUEST_ID) {
+        Some(given) if acceptable(given.as_bytes()) => given.clone(),
+        _ => ids.next(),
+    };
+    let span = tracing::info_span!(
+        "request",
+        id = id.to_str().unwrap_or_default(),
+        method = %request.method(),
+        path = request.uri().path()
+    );
+    let mut response = caught(next.run(request)).instrument(span).await;
+    response.headers_mut().insert(REQUEST_ID, id);
+    response
+}
+
+fn acceptable(id: &[u8]) -> bool {
+    (1..=MAX_ID_LEN).contains(&id.len()) && id.iter().all(u8::is_ascii_graphic)
+}
+
+/// The response, or 500 if making it panics. The future is not polled again after a panic.
+async fn caught(response: impl Future<Output = Response>) -> Response {
+    let mut response = pin!(response);
+    let outcome = poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| response.as_mut().poll(cx))) {
+        Ok(poll) => poll.map(Ok),
+        Err(panic) => std::task::Poll::Ready(Err(panic)),
+    });
+    outcome.await.unwrap_or_else(|panic| {
+        tracing::error!(panic = text_of(&*panic), "a handler panicked");
+        ApiError::Internal.into_response()
+    })
+}
+
+fn text_of(panic: &(dyn Any + Send)) -> &str {
+    panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("?")
+}

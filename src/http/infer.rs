@@ -1,0 +1,50 @@
+//! `POST /v2/models/{model}[/versions/{version}]/infer`.
+
+use super::binary::Framing;
+use super::decode::Decoded;
+use super::error::ApiError;
+use super::path::ModelPath;
+use super::{AppState, Outcome, binary, body, decode, encode};
+use crate::model::ValidRequest;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse as _, Response};
+use std::sync::Arc;
+
+pub(super) async fn infer(
+    State(state): State<Arc<AppState>>,
+    path: Result<ModelPath, ApiError>,
+    request: Request,
+) -> Response {
+    let mut outcome = Outcome { model: None, failure: None, rows: 0 };
+    let mut response = match answer(&state, path, request, &mut outcome).await {
+        Ok(response) => response,
+        Err(error) => {
+            outcome.failure = Some(error.code());
+            error.into_response()
+        }
+    };
+    response.extensions_mut().insert(outcome);
+    response
+}
+
+async fn answer(
+    state: &AppState,
+    path: Result<ModelPath, ApiError>,
+    request: Request,
+    outcome: &mut Outcome,
+) -> Result<Response, ApiError> {
+    let (parts, body) = request.into_parts();
+    // First of all, so that the connection can go on after whatever error.
+    let body = body::read(&parts.headers, body, &state.limits).await?;
+    let model = path?.ready(state)?;
+    outcome.model = Some(Arc::clone(&model));
+    let Decoded { mut request, forms } = match binary::framing(&parts.headers, body.len())? {
+        Framing::Json(json) => decode::decode(&body, json)?,
+        Framing::Raw => binary::raw(&model, body)?,
+    };
+    let id = std::mem::take(&mut request.id);
+    let request = ValidRequest::new(Arc::clone(&model), request, state.limits.request_rows)?;
+    outcome.rows = request.rows;
+    let answer = state.batcher.infer(request).await?;
+    encode::encode(&model, &id, answer, &forms)
+}

@@ -1,0 +1,61 @@
+//! The model and version that a path names.
+
+use super::AppState;
+use super::error::ApiError;
+use crate::model::{Lookup, ModelSpec};
+use axum::extract::{FromRequestParts, Path};
+use axum::http::request::Parts;
+use serde::Deserialize;
+use std::sync::Arc;
+
+/// `/v2/models/{model}[/versions/{version}]`, percent-decoded once.
+#[derive(Debug)]
+pub(super) struct ModelPath {
+    pub(super) model: String,
+    pub(super) version: Option<u64>,
+}
+
+#[derive(Deserialize)]
+struct Segments {
+    model: String,
+    version: Option<String>,
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for ModelPath {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        // What is not UTF-8 names nothing.
+        let Path(Segments { model, version }) =
+            Path::from_request_parts(parts, state).await.map_err(|_| ApiError::RouteNotFound)?;
+        let version = match version {
+            None => None,
+            Some(text) if text.bytes().all(|byte| byte.is_ascii_digit()) => {
+                Some(text.parse().map_err(|_| ApiError::invalid(format!("version {text} is too large a number")))?)
+            }
+            Some(_) => return Err(ApiError::RouteNotFound),
+        };
+        Ok(Self { model, version })
+    }
+}
+
+impl ModelPath {
+    /// The model, if it can serve.
+    pub(super) fn ready(&self, state: &AppState) -> Result<Arc<ModelSpec>, ApiError> {
+        match state.models.load().lookup(&self.model, self.version) {
+            Lookup::Ready(spec) => Ok(spec),
+            Lookup::NotReady(reason) => Err(ApiError::ModelNotReady { model: self.model.clone(), reason }),
+            Lookup::Unknown => Err(self.unknown(state)),
+        }
+    }
+
+    fn unknown(&self, state: &AppState) -> ApiError {
+        let model = self.model.clone();
+        match self.version {
+            Some(version) if state.models.load().models.contains_key(&model) => {
+                ApiError::VersionNotFound { model, version }
+            }
+            _ => ApiError::ModelNotFound { model },
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! The accept loop: HTTP/1.1 and HTTP/2 (prior knowledge) on one socket, within limits, until told to stop.
+
+use super::Phase;
+use axum::Router;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use hyper_util::service::TowerToHyperService;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+/// How long to wait after an accept that failed for want of something (file descriptors, memory).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What connections may cost.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ServeLimits {
+    /// The most open connections; more wait in the listener's backlog.
+    pub connections: usize,
+    /// The most requests that one HTTP/2 connection may have open.
+    pub streams_per_connection: u32,
+    /// How long a client may take to send the head of a request. A kept-alive connection without a request is closed after
+    /// the same time.
+    pub header_read_timeout: Duration,
+    /// The most bytes in the head of a request; at least 8192. Also bounds what is read or written in one go.
+    pub header_bytes: usize,
+    /// How long connections may take to finish once the server is closing.
+    pub grace: Duration,
+}
+
+/// Serves until `phase` is [`Phase::Closing`]; then stops accepting, closes idle connections at once and the others after
+/// the request that they carry. Returns when all are closed, or after the grace period, which cuts the rest off.
+pub async fn serve(listener: TcpListener, router: Router, limits: ServeLimits, mut phase: watch::Receiver<Phase>) {
+    let server = Arc::new(builder(&limits));
+    let mut connections = JoinSet::new();
+    loop {
+        let room = connections.len() < limits.connections;
+        tokio::select! {
+            biased;
+            () = closing(&mut phase) => break,
+            Some(_) = connections.join_next() => {}
+            accepted = listener.accept(), if room => match accepted {
+                Ok((stream, _)) => {
+                    let connection = Connection {
+                        server: Arc::clone(&server),
+                        router: router.clone(),
+                        first_request_within: limits.header_read_timeout,
+                        phase: phase.clone(),
+                    };
+                    connections.spawn(connection.run(stream));
+                }
+                Err(error) => pause_after(&error).await,
+            },
+        }
+    }
+    drop(listener);
+    let all = async { while connections.join_next().await.is_some() {} };
+    if tokio::time::timeout(limits.grace, all).await.is_err() {
+        tracing::warn!(connections = connections.len(), "cutting connections off at the end of the grace period");
+        connections.shutdown().await;
+    }
+}
+
+/// Waits for the order to close; a sender that is gone counts as one.
+async fn closing(phase: &mut watch::Receiver<Phase>) {
+    let _gone = phase.wait_for(|phase| *phase == Phase::Closing).await;
+}
+
+/// A client that left between its SYN and our accept is its own affair; a want of resources passes, if given time.
+async fn pause_after(error: &io::Error) {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
+    if !matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset) {
+        tracing::warn!(%error, "accepting a connection failed");
+        tokio::time::sleep(ACCEPT_PAUSE).await;
+    }
+}
+
+fn builder(limits: &ServeLimits) -> auto::Builder<TokioExecutor> {
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.header_read_timeout)
+        .max_buf_size(limits.header_bytes.max(8192));
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(limits.streams_per_connection)
+        .max_header_list_size(u32::try_from(limits.header_bytes).unwrap_or(u32::MAX))
+        // A peer that has vanished without a word is found out by pings.
+        .keep_alive_interval(limits.header_read_timeout)
+        .keep_alive_timeout(limits.header_read_timeout);
+    builder
+}
+
+struct Connection {
+    server: Arc<auto::Builder<TokioExecutor>>,
+    router: Router,
+    first_request_within: Duration,
+    phase: watch::Receiver<Phase>,
+}
+
+impl Connection {
+    async fn run(mut self, stream: TcpStream) {
+        // Head and body of a response may be two writes: without this the second waits for an acknowledgement.
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%error, "the connection cannot do without Nagle's algorithm");
+        }
+        let asked = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&asked);
+        let router = self.router;
+        let service = tower::service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
+            seen.store(true, Ordering::Relaxed);
+            tower::ServiceExt::oneshot(router.clone(), request)
+        });
+        let connection = self.server.serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
+        let mut connection = std::pin::pin!(connection);
+        // hyper's own timeout begins only once it knows which version the client speaks.
+        let mut first = std::pin::pin!(tokio::time::sleep(self.first_request_within));
+        let (mut waiting, mut open) = (true, true);
+        loop {
+            tokio::select! {
+                biased;
+                ended = connection.as_mut() => {
+                    if let Err(error) = ended {
+                        tracing::debug!(error, "connection ended");
+                    }
+                    return;
+                }
+                () = closing(&mut self.phase), if open => {
+                    open = false;
+                    connection.as_mut().graceful_shutdown();
+                }
+                () = first.as_mut(), if waiting => {
+                    waiting = false;
+                    if !asked.load(Ordering::Relaxed) {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+}
