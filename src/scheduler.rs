@@ -9,6 +9,21 @@
 //! - Bytes reserved on a device equal the sum over its batches in flight, and no dispatch brings them above its budget.
 //! - Rows of one batch are of one model and one class, at most `max_batch_size` of them.
 
+mod admission;
+mod budget;
+mod completion;
+mod cost;
+mod dispatch;
+mod machine;
+mod model;
+mod oom;
+mod policy;
+mod queue;
+mod stats;
+
+pub use machine::Scheduler;
+pub use stats::{DeviceStats, ModelStats};
+
 use crate::units::{BatchId, ByteSize, ClassId, DeviceId, InstanceId, Instant, ModelId, RequestId, Rows};
 use std::time::Duration;
 

@@ -1,0 +1,183 @@
+//! A piecewise-linear function of rows through measured points.
+
+use crate::units::Rows;
+
+/// The weight of a new sample against what was known.
+const SAMPLE_WEIGHT: f64 = 0.2;
+/// A sample counts at most as this many times what was known: one hiccup must not spoil an estimate.
+const OUTLIER: f64 = 4.0;
+
+/// What is assumed below the only point that is known.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Origin {
+    /// The same as at the point: right for seconds, where fixed costs rule small batches.
+    Constant,
+    /// In proportion to rows: right for bytes.
+    Proportional,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Knot {
+    rows: Rows,
+    value: f64,
+    samples: u32,
+}
+
+/// Known points, at most one per batch size, and straight lines between and beyond them.
+#[derive(Clone, Debug)]
+pub(super) struct Curve {
+    origin: Origin,
+    knots: Vec<Knot>,
+}
+
+impl Curve {
+    /// A curve that knows nothing.
+    pub(super) fn new(origin: Origin) -> Self {
+        Self { origin, knots: Vec::new() }
+    }
+
+    /// The number of points known.
+    pub(super) fn len(&self) -> usize {
+        self.knots.len()
+    }
+
+    /// The largest batch size known.
+    pub(super) fn last_rows(&self) -> Option<Rows> {
+        self.knots.last().map(|knot| knot.rows)
+    }
+
+    /// Takes a sample into a running estimate.
+    ///
+    /// The second sample of a size replaces a slower first one, because a new size is slow once.
+    pub(super) fn refine(&mut self, rows: Rows, sample: f64) {
+        let (at, known) = self.position(rows);
+        if !known {
+            self.knots.insert(at, Knot { rows, value: sample, samples: 1 });
+            return;
+        }
+        let knot = &mut self.knots[at];
+        if knot.samples == 1 {
+            knot.value = knot.value.min(sample);
+        } else {
+            knot.value += SAMPLE_WEIGHT * (sample.min(OUTLIER * knot.value) - knot.value);
+        }
+        knot.samples = knot.samples.saturating_add(1);
+    }
+
+    /// Takes a sample into an upper envelope that never falls as rows grow.
+    pub(super) fn raise(&mut self, rows: Rows, sample: f64) {
+        let (at, known) = self.position(rows);
+        if !known {
+            let before = at.checked_sub(1).map_or(0.0, |before| self.knots[before].value);
+            self.knots.insert(at, Knot { rows, value: before, samples: 0 });
+        }
+        for knot in &mut self.knots[at..] {
+            knot.value = knot.value.max(sample);
+        }
+    }
+
+    /// Multiplies all points by `factor`.
+    pub(super) fn scale(&mut self, factor: f64) {
+        for knot in &mut self.knots {
+            knot.value *= factor;
+        }
+    }
+
+    /// The value at `rows`, which need not be whole; `None` if nothing is known.
+    pub(super) fn at(&self, rows: f64) -> Option<f64> {
+        let above = self.knots.partition_point(|knot| f64::from(knot.rows) < rows);
+        if above == 0 {
+            return self.knots.first().map(|first| self.below(*first, rows));
+        }
+        let lower = self.knots[above - 1];
+        match self.knots.get(above) {
+            Some(upper) => Some(lower.value + slope(lower, *upper) * (rows - f64::from(lower.rows))),
+            None => Some(self.beyond(lower, rows)),
+        }
+    }
+
+    fn position(&self, rows: Rows) -> (usize, bool) {
+        match self.knots.binary_search_by_key(&rows, |knot| knot.rows) {
+            Ok(at) => (at, true),
+            Err(at) => (at, false),
+        }
+    }
+
+    fn below(&self, first: Knot, rows: f64) -> f64 {
+        let in_proportion = first.value * rows / f64::from(first.rows);
+        match (self.knots.get(1), self.origin) {
+            (Some(second), _) => {
+                let line = first.value - slope(first, *second) * (f64::from(first.rows) - rows);
+                line.max(in_proportion).min(first.value)
+            }
+            (None, Origin::Constant) => first.value,
+            (None, Origin::Proportional) => in_proportion,
+        }
+    }
+
+    fn beyond(&self, last: Knot, rows: f64) -> f64 {
+        let [first, .., before, _] = self.knots.as_slice() else {
+            return match self.knots.as_slice() {
+                [first, last] => last.value + slope(*first, *last).max(0.0) * (rows - f64::from(last.rows)),
+                _ => last.value * rows / f64::from(last.rows),
+            };
+        };
+        let steepest = slope(*before, last).max(slope(*first, last)).max(0.0);
+        last.value + steepest * (rows - f64::from(last.rows))
+    }
+}
+
+fn slope(from: Knot, to: Knot) -> f64 {
+    (to.value - from.value) / f64::from(to.rows - from.rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn through(origin: Origin, points: &[(Rows, f64)]) -> Curve {
+        let mut curve = Curve::new(origin);
+        for (rows, value) in points {
+            curve.raise(*rows, *value);
+        }
+        curve
+    }
+
+    #[test]
+    fn values_lie_on_straight_lines() {
+        let table = [
+            (vec![], 1.0, None),
+            (vec![(4, 8.0)], 1.0, Some(2.0)),
+            (vec![(4, 8.0)], 8.0, Some(16.0)),
+            (vec![(2, 4.0), (4, 8.0)], 3.0, Some(6.0)),
+            (vec![(2, 4.0), (4, 8.0)], 1.0, Some(2.0)),
+            (vec![(2, 4.0), (4, 5.0)], 1.0, Some(3.5)),
+            (vec![(2, 4.0), (4, 12.0)], 1.0, Some(2.0)),
+            (vec![(2, 4.0), (4, 8.0)], 6.0, Some(12.0)),
+            (vec![(1, 1.0), (2, 8.0), (4, 8.0)], 5.0, Some(8.0 + 7.0 / 3.0)),
+            (vec![(1, 1.0), (2, 1.0), (4, 8.0)], 4.0, Some(8.0)),
+        ];
+        for (points, rows, expected) in table {
+            assert_eq!(through(Origin::Proportional, &points).at(rows), expected, "{points:?} at {rows}");
+        }
+        assert_eq!(through(Origin::Constant, &[(4, 8.0)]).at(1.0), Some(8.0));
+    }
+
+    #[test]
+    fn an_envelope_never_falls_as_rows_grow() {
+        let curve = through(Origin::Proportional, &[(4, 8.0), (8, 10.0), (2, 9.0)]);
+        assert_eq!(curve.at(2.0), Some(9.0));
+        assert_eq!(curve.at(4.0), Some(9.0));
+        assert_eq!(curve.at(8.0), Some(10.0));
+    }
+
+    #[test]
+    fn a_slow_first_run_and_a_hiccup_do_not_spoil_an_estimate() {
+        let mut curve = Curve::new(Origin::Constant);
+        curve.refine(4, 100.0);
+        curve.refine(4, 1.0);
+        assert_eq!(curve.at(4.0), Some(1.0));
+        curve.refine(4, 1000.0);
+        assert_eq!(curve.at(4.0), Some(1.6));
+    }
+}

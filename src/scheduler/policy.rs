@@ -1,0 +1,273 @@
+//! How large a batch is: the largest useful size that fits.
+
+use super::LimitedBy;
+use super::cost::Estimate;
+use crate::units::{ByteSize, Rows};
+use std::time::Duration;
+
+/// The batch sizes of a model.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ladder<'a> {
+    /// Ascending, never empty.
+    pub(super) sizes: &'a [Rows],
+    /// Whether batches are padded up to one of them.
+    pub(super) round_up: bool,
+}
+
+impl Ladder<'_> {
+    /// The most rows of a batch.
+    pub(super) fn largest(&self) -> Rows {
+        *self.sizes.last().expect("a ladder is never empty")
+    }
+
+    /// The rows that run for a batch of one row.
+    pub(super) fn smallest(&self) -> Rows {
+        if self.round_up { self.sizes[0] } else { 1 }
+    }
+
+    /// The rows that run for a batch of `rows`.
+    fn padded(&self, rows: Rows) -> Rows {
+        if self.round_up { self.sizes[self.sizes.partition_point(|size| *size < rows)] } else { rows }
+    }
+
+    /// The largest size not above `cap`, or the smallest one.
+    fn floor(&self, cap: Rows) -> Rows {
+        if !self.round_up {
+            return cap.clamp(1, self.largest());
+        }
+        self.sizes[self.sizes.partition_point(|size| *size <= cap).saturating_sub(1)]
+    }
+
+    /// The next size to try when `padded` does not do; `None` below the smallest.
+    fn below(&self, padded: Rows) -> Option<Rows> {
+        (padded > self.smallest()).then(|| self.floor(padded - 1))
+    }
+}
+
+/// What bounds the size of a batch, apart from deadlines.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    /// Rows that are there, at least one.
+    pub(super) rows: u64,
+    /// Beyond this, throughput does not rise.
+    pub(super) knee: Option<Rows>,
+    /// Beyond this, memory ran out not long ago.
+    pub(super) ceiling: Option<Rows>,
+    /// Bytes that are left.
+    pub(super) bytes: ByteSize,
+}
+
+/// The size of a batch and what it costs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Size {
+    /// Rows.
+    pub(super) rows: Rows,
+    /// Rows, padding included.
+    pub(super) padded_rows: Rows,
+    /// Predicted bytes.
+    pub(super) bytes: ByteSize,
+    /// Predicted duration.
+    pub(super) duration: Option<Duration>,
+    /// Why it is not larger.
+    pub(super) limited_by: LimitedBy,
+}
+
+/// Not even the smallest batch fits the bytes that are left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NoRoom {
+    /// What the smallest batch needs.
+    pub(super) needed: ByteSize,
+}
+
+/// The largest useful batch that fits. O(log rows), or O(ladder) when sizes are rounded up.
+pub(super) fn form_batch(ladder: Ladder<'_>, estimate: Estimate<'_>, bounds: Bounds) -> Result<Size, NoRoom> {
+    let (mut cap, mut limited_by) = (ladder.largest(), LimitedBy::Ladder);
+    for (bound, limit) in [(bounds.knee, LimitedBy::Knee), (bounds.ceiling, LimitedBy::Bytes)] {
+        if let Some(bound) = bound.map(|bound| ladder.floor(bound)).filter(|bound| *bound < cap) {
+            (cap, limited_by) = (bound, limit);
+        }
+    }
+    let wanted = u64::from(cap).min(bounds.rows) as Rows;
+    let fits = largest_that_fits(ladder, estimate, ladder.padded(wanted), bounds.bytes)?;
+    let rows = if fits < ladder.padded(wanted) {
+        limited_by = LimitedBy::Bytes;
+        fits
+    } else if wanted < cap {
+        limited_by = LimitedBy::Rows;
+        worth_running_now(ladder, estimate, wanted)
+    } else {
+        wanted
+    };
+    Ok(sized(ladder, estimate, rows, limited_by))
+}
+
+/// Shrinks a batch until its predicted duration is at most what its rows allow: `slack` tells for the first so many rows.
+/// `None` if even the first row cannot meet its deadline.
+pub(super) fn meet_deadlines(
+    ladder: Ladder<'_>,
+    estimate: Estimate<'_>,
+    mut size: Size,
+    slack: impl Fn(Rows) -> Option<Duration>,
+) -> Option<Size> {
+    while let (Some(duration), Some(slack)) = (size.duration, slack(size.rows)) {
+        if duration <= slack {
+            break;
+        }
+        let rows = match ladder.below(size.padded_rows) {
+            Some(smaller) => smaller.min(size.rows),
+            None if size.rows > 1 => size.rows - 1,
+            None => return None,
+        };
+        size = sized(ladder, estimate, rows, LimitedBy::Deadline);
+    }
+    Some(size)
+}
+
+fn sized(ladder: Ladder<'_>, estimate: Estimate<'_>, rows: Rows, limited_by: LimitedBy) -> Size {
+    let padded_rows = ladder.padded(rows);
+    let (bytes, duration) = (estimate.bytes(padded_rows), estimate.duration(padded_rows));
+    Size { rows, padded_rows, bytes, duration, limited_by }
+}
+
+/// The largest size up to `cap` whose bytes fit; bytes never fall as rows grow.
+fn largest_that_fits(ladder: Ladder<'_>, estimate: Estimate<'_>, cap: Rows, left: ByteSize) -> Result<Rows, NoRoom> {
+    if estimate.bytes(cap) <= left {
+        return Ok(cap);
+    }
+    let needed = estimate.bytes(ladder.smallest());
+    if needed > left {
+        return Err(NoRoom { needed });
+    }
+    if ladder.round_up {
+        let fitting = ladder.sizes.partition_point(|size| *size < cap && estimate.bytes(*size) <= left);
+        return Ok(ladder.sizes[fitting - 1]);
+    }
+    let (mut fits, mut too_large) = (1, cap);
+    while too_large - fits > 1 {
+        let middle = fits + (too_large - fits) / 2;
+        if estimate.bytes(middle) <= left { fits = middle } else { too_large = middle }
+    }
+    Ok(fits)
+}
+
+/// Between two ladder sizes: all rows now, padded up, or the ladder size below now and the rest later, whichever keeps the
+/// instance busy for less time altogether.
+fn worth_running_now(ladder: Ladder<'_>, estimate: Estimate<'_>, rows: Rows) -> Rows {
+    let (up, down) = (ladder.padded(rows), ladder.floor(rows));
+    if up == rows || down >= rows {
+        return rows;
+    }
+    let rest = ladder.padded(rows - down);
+    match (estimate.seconds(up), estimate.seconds(down), estimate.seconds(rest)) {
+        (Some(up), Some(down_now), Some(rest)) if down_now + rest < up => down,
+        _ => rows,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Observation;
+    use super::super::cost::CostModel;
+    use super::*;
+    use crate::units::ClassId;
+
+    const SIZES: [Rows; 4] = [1, 4, 8, 16];
+
+    /// One byte a row; seconds as given.
+    fn cost(points: &[(Rows, u64)]) -> CostModel {
+        let mut cost = CostModel::new(&SIZES, 0.03);
+        for (rows, millis) in points {
+            let duration = Duration::from_millis(*millis);
+            let bytes = ByteSize(u64::from(*rows));
+            cost.observe(Observation { class: ClassId(0), units: 1, rows: *rows, duration, bytes });
+        }
+        cost
+    }
+
+    fn bounds(rows: u64, bytes: u64) -> Bounds {
+        Bounds { rows, knee: None, ceiling: None, bytes: ByteSize(bytes) }
+    }
+
+    #[test]
+    fn the_largest_useful_size_that_fits() {
+        let cost = cost(&[(1, 10), (4, 13), (8, 17), (16, 25)]);
+        let (any, rungs) = (Ladder { sizes: &SIZES, round_up: false }, Ladder { sizes: &SIZES, round_up: true });
+        let knee = |rows, knee| Bounds { knee: Some(knee), ..bounds(rows, 99) };
+        let ceiling = |rows, ceiling| Bounds { ceiling: Some(ceiling), ..bounds(rows, 99) };
+        let table = [
+            (any, bounds(1, 99), (1, 1, LimitedBy::Rows)),
+            (any, bounds(5, 99), (5, 5, LimitedBy::Rows)),
+            (any, bounds(16, 99), (16, 16, LimitedBy::Ladder)),
+            (any, bounds(99, 99), (16, 16, LimitedBy::Ladder)),
+            (any, bounds(99, 11), (11, 11, LimitedBy::Bytes)),
+            (any, bounds(5, 11), (5, 5, LimitedBy::Rows)),
+            (any, bounds(99, 1), (1, 1, LimitedBy::Bytes)),
+            (any, knee(99, 8), (8, 8, LimitedBy::Knee)),
+            (any, ceiling(99, 6), (6, 6, LimitedBy::Bytes)),
+            (any, ceiling(4, 6), (4, 4, LimitedBy::Rows)),
+            (rungs, bounds(3, 99), (3, 4, LimitedBy::Rows)),
+            (rungs, bounds(4, 99), (4, 4, LimitedBy::Rows)),
+            (rungs, bounds(99, 11), (8, 8, LimitedBy::Bytes)),
+            (rungs, bounds(5, 7), (4, 4, LimitedBy::Bytes)),
+            (rungs, bounds(3, 3), (1, 1, LimitedBy::Bytes)),
+            (rungs, ceiling(99, 6), (4, 4, LimitedBy::Bytes)),
+            (rungs, knee(99, 8), (8, 8, LimitedBy::Knee)),
+        ];
+        for (ladder, bounds, expected) in table {
+            let size = form_batch(ladder, cost.estimate(ClassId(0), 1), bounds).expect("fits");
+            assert_eq!((size.rows, size.padded_rows, size.limited_by), expected, "{ladder:?} {bounds:?}");
+            assert_eq!(size.bytes, ByteSize(u64::from(size.padded_rows)));
+        }
+    }
+
+    #[test]
+    fn no_room_tells_what_the_smallest_batch_needs() {
+        let cost = cost(&[(1, 10), (4, 13)]);
+        for (round_up, sizes, needed) in [(false, &SIZES[..], 1), (true, &SIZES[..], 1), (true, &SIZES[1..], 4)] {
+            let refused = form_batch(Ladder { sizes, round_up }, cost.estimate(ClassId(0), 1), bounds(9, 0));
+            assert_eq!(refused, Err(NoRoom { needed: ByteSize(needed) }));
+        }
+    }
+
+    #[test]
+    fn padding_is_run_only_where_it_is_cheaper_than_waiting() {
+        let ladder = Ladder { sizes: &SIZES, round_up: true };
+        let steep = cost(&[(1, 1), (4, 4), (8, 8), (16, 16)]);
+        let flat = cost(&[(1, 10), (4, 10), (8, 11), (16, 12)]);
+        let unknown = cost(&[]);
+        for (cost, rows, expected) in [(&steep, 5, 4), (&steep, 7, 7), (&flat, 5, 5), (&unknown, 9, 9)] {
+            let size = form_batch(ladder, cost.estimate(ClassId(0), 1), bounds(rows, 99)).expect("fits");
+            assert_eq!((size.rows, size.limited_by), (expected, LimitedBy::Rows), "{rows} rows");
+        }
+    }
+
+    #[test]
+    fn deadlines_shrink_a_batch_down_to_one_row_and_no_further() {
+        let cost = cost(&[(1, 10), (16, 25)]);
+        let estimate = cost.estimate(ClassId(0), 1);
+        let millis = Duration::from_millis;
+        for (round_up, slack, expected) in [
+            (false, 25, Some((16, LimitedBy::Ladder))),
+            (false, 20, Some((11, LimitedBy::Deadline))),
+            (false, 10, Some((1, LimitedBy::Deadline))),
+            (false, 9, None),
+            (true, 20, Some((8, LimitedBy::Deadline))),
+            (true, 10, Some((1, LimitedBy::Deadline))),
+            (true, 9, None),
+        ] {
+            let ladder = Ladder { sizes: &SIZES, round_up };
+            let size = form_batch(ladder, estimate, bounds(99, 99)).expect("fits");
+            let met = meet_deadlines(ladder, estimate, size, |_| Some(millis(slack)));
+            assert_eq!(met.map(|size| (size.rows, size.limited_by)), expected, "{slack} ms, round up {round_up}");
+        }
+    }
+
+    #[test]
+    fn a_row_that_is_in_a_hurry_does_not_shrink_the_batch_before_it() {
+        let cost = cost(&[(1, 10), (16, 25)]);
+        let (estimate, ladder) = (cost.estimate(ClassId(0), 1), Ladder { sizes: &SIZES, round_up: false });
+        let size = form_batch(ladder, estimate, bounds(3, 99)).expect("fits");
+        let slack = |rows| (rows > 2).then_some(Duration::from_millis(1));
+        assert_eq!(meet_deadlines(ladder, estimate, size, slack).map(|size| size.rows), Some(2));
+    }
+}
