@@ -70,6 +70,8 @@ pub enum Event {
         instance: InstanceId,
         /// What happened.
         reason: String,
+        /// Instances that the model has left.
+        remaining: usize,
     },
 }
 
@@ -87,7 +89,7 @@ pub struct Ends {
 }
 
 struct LoadedModel {
-    spec: Arc<ModelSpec>,
+    instances: Vec<InstanceId>,
     classes: Classes,
     metrics: ModelMetrics,
 }
@@ -160,6 +162,7 @@ impl Loop {
             }
             self.take_burst();
             self.act();
+            self.publish();
             if self.is_drained() {
                 if let Some(drained) = self.drained.take() {
                     let _ = drained.send(());
@@ -213,7 +216,7 @@ impl Loop {
             units: request.units,
             rows: request.rows,
             bytes: request.bytes,
-            deadline: request.timeout.map(|timeout| now + timeout),
+            deadline: Some(now + request.timeout.unwrap_or(request.model.settings.default_timeout)),
             priority: request.priority,
         };
         self.pending.insert(arrival, now);
@@ -225,9 +228,10 @@ impl Loop {
             Control::Load(load) => self.load(*load),
             Control::Unload(model) => {
                 self.handle(Input::Unload(model));
-                self.models.remove(&model);
-                let mut flying = self.flights.values();
-                self.workers.retain(|instance, _| flying.any(|flight| flight.dispatch.instance == *instance));
+                // Letting a worker's channel go ends its thread after the batches that it has.
+                for instance in self.models.remove(&model).map_or_else(Vec::new, |loaded| loaded.instances) {
+                    self.workers.remove(&instance);
+                }
             }
             Control::Memory(sample) => self.handle(Input::Memory(sample)),
             Control::Drain(done) => {
@@ -245,7 +249,8 @@ impl Loop {
         });
         let plan = ModelPlan { observations: observations.collect(), ..load.plan };
         let metrics = self.metrics.model(&load.spec.name, load.spec.version);
-        self.models.insert(load.spec.id, LoadedModel { spec: load.spec, classes, metrics });
+        let instances = plan.instances.clone();
+        self.models.insert(load.spec.id, LoadedModel { instances, classes, metrics });
         self.workers.extend(load.workers.into_iter().map(|worker| (worker.instance, worker)));
         self.handle(Input::Load(plan));
     }
@@ -360,8 +365,12 @@ impl Loop {
     /// Publishes first, closes the door, and only then lets the scheduler place the rows elsewhere.
     fn lost(&mut self, batch: BatchId, model: ModelId, instance: InstanceId, reason: String) {
         tracing::error!(%model, %instance, %reason, "an instance is lost");
-        let _ = self.events.try_send(Event::InstanceLost { model, instance, reason });
         self.workers.remove(&instance);
+        let remaining = self.models.get_mut(&model).map_or(0, |loaded| {
+            loaded.instances.retain(|other| *other != instance);
+            loaded.instances.len()
+        });
+        let _ = self.events.try_send(Event::InstanceLost { model, instance, reason, remaining });
         let orphans: Vec<BatchId> = self
             .flights
             .iter()
@@ -390,6 +399,15 @@ impl Loop {
             (rejection, _) => InferError::Rejected(rejection),
         };
         pending.fail(error);
+    }
+
+    /// A few atomic stores per model: cheaper than asking the loop when somebody scrapes.
+    fn publish(&self) {
+        for stats in self.scheduler.model_stats() {
+            let Some(model) = self.models.get(&stats.model) else { continue };
+            model.metrics.queue_requests.set(i64::try_from(stats.queued_requests).unwrap_or(i64::MAX));
+            model.metrics.queue_rows.set(i64::try_from(stats.queued_rows).unwrap_or(i64::MAX));
+        }
     }
 
     fn is_drained(&self) -> bool {

@@ -95,6 +95,17 @@ pub fn calibrate(
     Ok(Calibration { ladder, measured, class_dims: one.class_dims, units: one.units })
 }
 
+/// What holds for two sessions that were measured at once: the sizes that both reached, each as slow as the slower one.
+#[must_use]
+pub fn slower(a: Calibration, b: Calibration) -> Calibration {
+    let (mut shorter, longer) = if a.measured.len() <= b.measured.len() { (a, b) } else { (b, a) };
+    for (entry, other) in shorter.measured.iter_mut().zip(&longer.measured) {
+        entry.duration = entry.duration.max(other.duration);
+        entry.bytes = ByteSize(entry.bytes.0.max(other.bytes.0));
+    }
+    shorter
+}
+
 /// Powers of two up to `max`, and `max` itself.
 #[must_use]
 pub fn ladder(max: Rows) -> Vec<Rows> {
