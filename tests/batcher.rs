@@ -1,0 +1,279 @@
+//! The loop under a paused clock, with workers that are tasks: time moves only when everybody waits.
+
+use concertina::batcher::{Batcher, Control, Ends, Event, InferError, Loop, ModelLoad};
+use concertina::clock::Clock;
+use concertina::metrics::Metrics;
+use concertina::model::{Dim, InferRequest, InferResponse, InputTensor, ModelSpec, Settings, TensorSpec, ValidRequest};
+use concertina::runtime::batch::Stages;
+use concertina::runtime::{Batch, Completion, RunError, WorkerHandle};
+use concertina::scheduler::{ModelPlan, Rejection};
+use concertina::tensor::{DataType, Tensor};
+use concertina::units::{ByteSize, DeviceId, InstanceId, ModelId, Rows};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::sync::{mpsc, oneshot};
+
+/// How long the fake device takes for a batch, whatever its size.
+const RUN: Duration = Duration::from_millis(10);
+/// An input value that makes the fake device fail its batch.
+const POISON: u8 = 200;
+/// An input value that makes the fake device die.
+const DEADLY: u8 = 201;
+
+/// Lets virtual time pass: nothing really waits under a paused clock.
+async fn pass(time: Duration) {
+    let _ = tokio::time::timeout(time, std::future::pending::<()>()).await;
+}
+
+struct Server {
+    batcher: Batcher,
+    control: mpsc::Sender<Control>,
+    events: mpsc::Receiver<Event>,
+    spec: Arc<ModelSpec>,
+    clock: Clock,
+    /// Rows of each batch that ran, in order.
+    batches: Arc<Mutex<Vec<Rows>>>,
+    finished: tokio::task::JoinHandle<()>,
+}
+
+fn spec() -> ModelSpec {
+    let tensor = |name: &str| TensorSpec {
+        name: name.to_owned(),
+        datatype: DataType::Uint8,
+        shape: vec![Dim::Symbol("batch".to_owned()), Dim::Any],
+    };
+    ModelSpec {
+        id: ModelId(7),
+        name: "echo".to_owned(),
+        version: 1,
+        inputs: vec![tensor("x")],
+        outputs: vec![tensor("y")],
+        batch_axis: Some(0),
+        unbatched_reason: None,
+        max_batch_size: 8,
+        settings: Settings::default(),
+    }
+}
+
+async fn start(instances: u32, max_in_flight: usize) -> Server {
+    let clock = Clock::start();
+    let (task, ends) = Loop::new(max_in_flight, clock, Arc::new(Metrics::new()));
+    let Ends { batcher, control, completions, events } = ends;
+    let finished = tokio::spawn(task.run());
+    let spec = Arc::new(spec());
+    let batches = Arc::new(Mutex::new(Vec::new()));
+    let workers: Vec<WorkerHandle> = (0..instances)
+        .map(|instance| fake_worker(InstanceId(instance), completions.clone(), Arc::clone(&batches)))
+        .collect();
+    let plan = ModelPlan {
+        model: spec.id,
+        device: DeviceId(0),
+        instances: workers.iter().map(|worker| worker.instance).collect(),
+        ladder: vec![1, 2, 4, 8],
+        round_up: false,
+        pipeline: 1,
+        max_queue_delay: Duration::ZERO,
+        max_queue_rows: 64,
+        max_queue_bytes: ByteSize(1 << 20),
+        priority_levels: 1,
+        knee_tolerance: 0.03,
+        observations: Vec::new(),
+    };
+    let load = ModelLoad { spec: Arc::clone(&spec), plan, workers, samples: Vec::new() };
+    control.send(Control::Load(Box::new(load))).await.unwrap();
+    Server { batcher, control, events, spec, clock, batches, finished }
+}
+
+/// Echoes its rows after a while. A batch with a poisoned row fails; one with a deadly row ends the worker.
+fn fake_worker(
+    instance: InstanceId,
+    completions: mpsc::Sender<Completion>,
+    log: Arc<Mutex<Vec<Rows>>>,
+) -> WorkerHandle {
+    let (batches, mut receiver) = mpsc::channel::<Batch>(2);
+    tokio::spawn(async move {
+        while let Some(batch) = receiver.recv().await {
+            log.lock().unwrap().push(batch.parts.iter().map(|part| part.rows).sum());
+            pass(RUN).await;
+            let result = echo(&batch);
+            let lost = matches!(result, Err(RunError::Lost(_)));
+            let stages = Stages { compute: RUN, ..Stages::default() };
+            let completion = Completion { batch: batch.id, instance, result, stages, bytes: ByteSize::ZERO };
+            if completions.send(completion).await.is_err() || lost {
+                return;
+            }
+        }
+    });
+    WorkerHandle { instance, batches, thread: None }
+}
+
+fn echo(batch: &Batch) -> Result<Vec<Vec<Tensor>>, RunError> {
+    let mut outputs = Vec::new();
+    for part in &batch.parts {
+        let input = &part.request.inputs[0];
+        let width = input.shape[1];
+        let range = part.start as usize * width..(part.start + part.rows) as usize * width;
+        let data = input.data.slice(range);
+        let values = data.to_contiguous();
+        if values.contains(&DEADLY) {
+            return Err(RunError::Lost("the fake device died".to_owned()));
+        }
+        if values.contains(&POISON) {
+            return Err(RunError::Model("poisoned".to_owned()));
+        }
+        let shape = [part.rows as usize, width].as_slice().into();
+        outputs.push(vec![Tensor { datatype: DataType::Uint8, shape, data }]);
+    }
+    Ok(outputs)
+}
+
+impl Server {
+    fn request(&self, rows: usize, value: u8) -> ValidRequest {
+        self.request_within(rows, value, None)
+    }
+
+    fn request_within(&self, rows: usize, value: u8, timeout: Option<Duration>) -> ValidRequest {
+        let data: Vec<u8> = (0..rows * 3).map(|index| if index == 0 { value } else { value % 100 }).collect();
+        let tensor = Tensor { datatype: DataType::Uint8, shape: [rows, 3].as_slice().into(), data: data.into() };
+        let request = InferRequest {
+            inputs: vec![InputTensor { name: "x".to_owned(), tensor }],
+            timeout,
+            ..InferRequest::default()
+        };
+        ValidRequest::new(Arc::clone(&self.spec), request, 64).unwrap()
+    }
+
+    /// Sends a request without waiting for its answer.
+    fn send(&self, request: ValidRequest) -> tokio::task::JoinHandle<Result<InferResponse, InferError>> {
+        let batcher = self.batcher.clone();
+        tokio::spawn(async move { batcher.infer(request).await })
+    }
+
+    fn batches(&self) -> Vec<Rows> {
+        self.batches.lock().unwrap().clone()
+    }
+}
+
+fn first_values(response: &InferResponse) -> (usize, u8) {
+    let tensor = &response.outputs[0].tensor;
+    (tensor.shape[0], tensor.data.to_contiguous()[0])
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lonely_request_is_not_kept_waiting() {
+    let server = start(1, 16).await;
+    let answer = server.batcher.infer(server.request(1, 5)).await.unwrap();
+    assert_eq!(first_values(&answer), (1, 5));
+    assert!(server.clock.now().0 < RUN.as_nanos() as u64 * 2, "{:?}", server.clock.now());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_comes_while_the_instance_is_busy_runs_together() {
+    let server = start(1, 16).await;
+    let first = server.send(server.request(1, 1));
+    // The first is on the device when the others come.
+    pass(RUN / 2).await;
+    let others: Vec<_> = (2..7).map(|value| server.send(server.request(1, value))).collect();
+    assert_eq!(first_values(&first.await.unwrap().unwrap()), (1, 1));
+    for (value, other) in (2..7).zip(others) {
+        assert_eq!(first_values(&other.await.unwrap().unwrap()), (1, value));
+    }
+    assert_eq!(server.batches(), [1, 5]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_larger_than_a_batch_is_split_and_answered_whole() {
+    let server = start(1, 16).await;
+    let request = server.request(19, 42);
+    let sent = request.inputs[0].clone();
+    let answer = server.batcher.infer(request).await.unwrap();
+    assert_eq!(answer.outputs[0].tensor, sent);
+    assert_eq!(server.batches(), [8, 8, 3]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_goes_leaves_the_queue() {
+    let server = start(1, 16).await;
+    let first = server.send(server.request(1, 1));
+    pass(RUN / 2).await;
+    let gone = server.send(server.request(4, 2));
+    let stays = server.send(server.request(1, 3));
+    pass(RUN / 4).await;
+    gone.abort();
+    first.await.unwrap().unwrap();
+    assert_eq!(first_values(&stays.await.unwrap().unwrap()), (1, 3));
+    assert_eq!(server.batches(), [1, 1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_bad_request_does_not_spoil_its_neighbours() {
+    let server = start(1, 16).await;
+    let first = server.send(server.request(1, 1));
+    pass(RUN / 2).await;
+    let values = [2, POISON, 3, 4];
+    let mixed: Vec<_> = values.iter().map(|&value| server.send(server.request(1, value))).collect();
+    first.await.unwrap().unwrap();
+    for (value, answer) in values.into_iter().zip(mixed) {
+        match answer.await.unwrap() {
+            Ok(response) => assert_eq!(first_values(&response), (1, value)),
+            Err(error) => {
+                assert_eq!(value, POISON);
+                assert_eq!(error, InferError::Model("poisoned".to_owned()));
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_instance_is_told_and_its_rows_end() {
+    let mut server = start(1, 16).await;
+    let error = server.batcher.infer(server.request(1, DEADLY)).await.unwrap_err();
+    assert_eq!(error, InferError::Rejected(Rejection::Unhealthy));
+    let event = server.events.recv().await.unwrap();
+    let Event::InstanceLost { model, remaining, reason, .. } = event;
+    assert_eq!((model, remaining, reason.as_str()), (ModelId(7), 0, "the fake device died"));
+    let later = server.batcher.infer(server.request(1, 1)).await.unwrap_err();
+    assert_eq!(later, InferError::Rejected(Rejection::Unhealthy));
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_beyond_the_limit_are_refused_and_places_come_back() {
+    let server = start(1, 2).await;
+    let one = server.send(server.request(1, 1));
+    let two = server.send(server.request(1, 2));
+    pass(RUN / 2).await;
+    assert_eq!(server.batcher.infer(server.request(1, 3)).await, Err(InferError::Overloaded));
+    one.await.unwrap().unwrap();
+    two.await.unwrap().unwrap();
+    server.batcher.infer(server.request(1, 4)).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deadline_ends_the_wait() {
+    let server = start(1, 16).await;
+    let first = server.send(server.request(1, 1));
+    pass(RUN / 4).await;
+    let late = server.batcher.infer(server.request_within(1, 2, Some(RUN / 4))).await.unwrap_err();
+    assert_eq!(late, InferError::Rejected(Rejection::DeadlineExceeded));
+    assert!(server.clock.now().0 < RUN.as_nanos() as u64);
+    first.await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_answers_what_is_inside_and_refuses_what_comes() {
+    let server = start(1, 16).await;
+    let inside: Vec<_> = (1..6).map(|value| server.send(server.request(1, value))).collect();
+    pass(RUN / 2).await;
+    let (done, drained) = oneshot::channel();
+    server.control.send(Control::Drain(done)).await.unwrap();
+    pass(RUN / 4).await;
+    let late = server.batcher.infer(server.request(1, 9)).await.unwrap_err();
+    assert_eq!(late, InferError::Rejected(Rejection::Draining));
+    for (value, answer) in (1..6).zip(inside) {
+        assert_eq!(first_values(&answer.await.unwrap().unwrap()), (1, value));
+    }
+    drained.await.unwrap();
+    let after = server.request(1, 1);
+    server.finished.await.unwrap();
+    assert_eq!(server.batcher.infer(after).await, Err(InferError::Closed));
+}

@@ -1,0 +1,26 @@
+//! What several test programs share.
+#![allow(dead_code, reason = "each test program uses a part")]
+
+use concertina::runtime::Runtime;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+/// The checkout.
+pub(crate) fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The file of a test model.
+pub(crate) fn test_model(name: &str) -> PathBuf {
+    root().join("tests/models").join(name).join("1/model.onnx")
+}
+
+/// The library: the one that is named in the environment, or what set-up fetched. One per process.
+pub(crate) fn runtime() -> &'static Runtime {
+    static RUNTIME: OnceLock<Runtime> = OnceLock::new();
+    RUNTIME.get_or_init(|| {
+        let path = std::env::var_os("CONCERTINA_ONNXRUNTIME")
+            .map_or_else(|| root().join(".setup/onnxruntime/libonnxruntime.so.1.31.1"), PathBuf::from);
+        Runtime::load(Some(&path)).expect("the library is there: run `make setup`")
+    })
+}
