@@ -247,14 +247,12 @@ fn seconds(least: u64, most: u64) -> impl Fn(&Value) -> Result<Duration, String>
 }
 
 fn address(value: &Value) -> Result<String, String> {
-    let text = text(value)?;
-    let host_and_port = text.rsplit_once(':').filter(|(host, port)| {
+    let host_and_port = value.as_str().and_then(|text| text.rsplit_once(':')).filter(|(host, port)| {
         let bare_ipv6 = host.contains(':') && !(host.starts_with('[') && host.ends_with(']'));
         !host.is_empty() && !bare_ipv6 && port.parse::<u16>().is_ok()
     });
     let allowed = || "HOST:PORT, such as \"127.0.0.1:8000\", \"0.0.0.0:8000\" or \"[::]:8000\"".to_owned();
-    host_and_port.ok_or_else(allowed)?;
-    Ok(text)
+    host_and_port.map(|(host, port)| format!("{host}:{port}")).ok_or_else(allowed)
 }
 
 fn file_path(value: &Value) -> Result<PathBuf, String> {
@@ -278,8 +276,15 @@ fn log_level(value: &Value) -> Result<String, String> {
          \"info,concertina::http=debug\""
             .to_owned()
     };
-    let text = text(value).ok().filter(|text| !text.trim().is_empty()).ok_or_else(allowed)?;
-    text.parse::<tracing_subscriber::filter::Targets>().map_err(|_| allowed())?;
+    let text = text(value).ok().ok_or_else(allowed)?;
+    // Targets takes a lone word that is no level for the name of a target, and no word at all for "error": a misspelt level
+    // would log next to nothing.
+    let level = |part: &str| !part.is_empty() && part.parse::<tracing_subscriber::filter::LevelFilter>().is_ok();
+    let clear = |part: &str| part.contains('=') || level(part.trim());
+    let parsed = text.parse::<tracing_subscriber::filter::Targets>();
+    if parsed.is_err() || !text.split(',').all(clear) {
+        return Err(allowed());
+    }
     Ok(text)
 }
 

@@ -1,13 +1,15 @@
 //! What a model is, what a request for it is, and whether the two agree. Pure.
 
+pub mod derive;
 mod name;
 pub mod request;
 pub mod settings;
 pub mod spec;
 pub mod table;
 
+pub use derive::{Derived, confirm_batch_axis, derive};
 pub use name::check_name;
 pub use request::{InferRequest, InferResponse, InputTensor, InvalidRequest, OutputTensor, ValidRequest};
 pub use settings::Settings;
-pub use spec::{Dim, Graph, ModelSpec, TensorSpec};
+pub use spec::{Dim, Graph, ModelSpec, Side, TensorSpec, Unsupported};
 pub use table::{Lookup, ModelState, Table};

@@ -1,1 +1,158 @@
+use super::*;
 
+fn faults(file: &str) -> Vec<String> {
+    Config::resolve(Some(("c.toml", file)), &[]).expect_err(file)
+}
+
+fn over(key: &str, value: &str) -> Override {
+    Override { key: key.to_owned(), value: value.to_owned(), origin: Origin::Flag("--flag".to_owned()) }
+}
+
+#[test]
+fn every_bad_value_is_refused_by_name() {
+    for (section, line, expected) in [
+        ("server", "address = \"8000\"", "HOST:PORT"),
+        ("server", "address = \"localhost\"", "HOST:PORT"),
+        ("server", "address = \"::1:8000\"", "HOST:PORT"),
+        ("server", "address = \"localhost:65536\"", "HOST:PORT"),
+        ("server", "address = 8000", "HOST:PORT"),
+        ("models", "path = \"\"", "the path of a folder"),
+        ("models", "name = \"a/b\"", "a name of 1 to 128"),
+        ("models", "name = \"stats\"", "other than \"stats\""),
+        ("runtime", "library = 1", "a text in quotes"),
+        ("runtime", "threads = 0", "\"auto\" or an integer from 1 to 1024"),
+        ("runtime", "threads = \"many\"", "\"auto\" or an integer from 1 to 1024"),
+        ("http", "max_body_bytes = 0", "a size such as \"64MiB\" or a number of bytes, from 1.0 KiB to 1.0 TiB"),
+        ("http", "max_body_bytes = \"64Mib\"", "a size"),
+        ("http", "max_header_bytes = \"4KiB\"", "from 8.0 KiB to 1.0 MiB"),
+        ("http", "header_read_timeout = 10", "a duration such as \"250ms\" or \"2s\", from 1s to 1h"),
+        ("http", "body_read_timeout = \"0s\"", "a duration"),
+        ("http", "idle_timeout = \"2days\"", "a duration"),
+        ("http", "max_connections = 0", "an integer from 1 to 1000000"),
+        ("http", "max_in_flight_requests = 2.5", "an integer from 1 to 1000000"),
+        ("model", "batch_axis = -1", "\"auto\", \"none\" or an integer from 0 to 31"),
+        ("model", "instances = 65", "\"auto\" or an integer from 1 to 64"),
+        ("model", "intra_op_threads = 0", "\"auto\" or an integer from 1 to 1024"),
+        ("model", "max_batch_size = 0", "\"auto\" or an integer from 1 to 65536"),
+        ("model", "max_queue_delay = \"2m\"", "from 0s to 1m"),
+        ("model", "max_queue_rows = 0", "an integer from 1 to 100000000"),
+        ("model", "max_queue_bytes = true", "a size"),
+        ("model", "priority_levels = 0", "an integer from 1 to 100"),
+        ("model", "default_priority = 0", "an integer from 1 to 100"),
+        ("model", "default_timeout = \"0s\"", "from 1ms to 1day"),
+        ("model", "knee_tolerance = 0.6", "a number from 0 to 0.5"),
+        ("model", "knee_tolerance = nan", "a number from 0 to 0.5"),
+        ("model", "pipeline = 5", "an integer from 1 to 4"),
+        ("model.warmup", "seconds = -1", "a number from 0 to 3600"),
+        ("model.warmup", "default_dim = 0", "an integer from 1"),
+        ("model.versions", "policy = \"newest\"", "one of \"latest\", \"specific\", \"all\""),
+        ("model.versions", "count = 0", "an integer from 1 to 1000"),
+        ("model.versions", "versions = [0]", "a list of different integers from 1"),
+        ("drain", "announce = \"11m\"", "\"auto\" or a duration"),
+        ("drain", "grace = \"-1s\"", "a duration"),
+        ("log", "format = \"text\"", "one of \"human\", \"json\""),
+        ("log", "level = \"verbose\"", "\"error\", \"warn\", \"info\""),
+        ("log", "level = \"\"", "\"error\", \"warn\", \"info\""),
+    ] {
+        let (key, value) = line.split_once(" = ").expect(line);
+        let found = faults(&format!("[{section}]\n{line}"));
+        assert_eq!(found.len(), 1, "{line}: {found:?}");
+        assert!(found[0].starts_with(&format!("{section}.{key} = {value} (file c.toml): expected ")), "{found:?}");
+        assert!(found[0].contains(expected), "{expected}: {found:?}");
+    }
+}
+
+#[test]
+fn keys_that_contradict_each_other_are_named_together() {
+    for (file, expected) in [
+        (
+            "[model]\nmax_batch_size = 64\nmax_queue_rows = 63",
+            ["model.max_queue_rows = 63", "model.max_batch_size = 64"],
+        ),
+        ("[model]\npriority_levels = 1", ["model.default_priority = 2", "model.priority_levels = 1"]),
+        (
+            "[model]\nmax_queue_delay = \"1s\"\ndefault_timeout = \"1s\"",
+            ["model.max_queue_delay", "model.default_timeout"],
+        ),
+        ("[http]\nmax_body_bytes = \"1GiB\"", ["max_queue_bytes = 256.0 MiB", "http.max_body_bytes = 1.0 GiB"]),
+        (
+            "[http]\nidle_timeout = \"5s\"",
+            ["http.idle_timeout = \"5s\"", "http.header_read_timeout = \"10s\" (default)"],
+        ),
+        ("[model.versions]\npolicy = \"specific\"", ["model.versions.versions = []", "model.versions.policy"]),
+        ("[model.versions]\nversions = [1]", ["model.versions.versions = [1]", "model.versions.policy = \"latest\""]),
+    ] {
+        let found = faults(file);
+        assert_eq!(found.len(), 1, "{file}: {found:?}");
+        assert!(expected.iter().all(|part| found[0].contains(part)), "{found:?}");
+    }
+}
+
+#[test]
+fn all_faults_of_all_sections_come_in_one_report() {
+    let file = "[http]\nmax_connections = 0\nmax_body = 1\n[model]\npipeline = 9\nspeed = 1\n[log]\nformat = 1";
+    let found = Config::resolve(Some(("c.toml", file)), &[over("server.address", "nowhere")]).expect_err("broken");
+    let named =
+        ["server.address", "http.max_connections", "http.max_body ", "model.pipeline", "model.speed", "log.format"];
+    assert!(named.iter().all(|key| found.iter().any(|fault| fault.starts_with(key))), "{found:#?}");
+    assert_eq!(found.len(), named.len(), "{found:#?}");
+    assert!(found.iter().any(|fault| fault.ends_with("unknown key; did you mean http.max_body_bytes?")), "{found:#?}");
+    assert!(found.iter().any(|fault| fault.contains("(flag --flag)")), "{found:#?}");
+}
+
+#[test]
+fn later_layers_win_and_the_rendered_values_read_back_the_same() {
+    let file = "[http]\nmax_body_bytes = 2048\n[drain]\nannounce = \"1s\"";
+    let config = Config::resolve(Some(("c.toml", file)), &[over("drain.announce", "3s"), over("runtime.threads", "2")])
+        .expect("these values are good");
+    assert_eq!(config.http.max_body_bytes, ByteSize(2048));
+    assert_eq!(config.runtime.threads, NonZeroUsize::new(2));
+    assert_eq!(config.drain.announce(true), Duration::from_secs(3));
+    assert_eq!(config.drain.grace, Config::default().drain.grace);
+    let rendered = config.render();
+    for line in ["max_body_bytes = 2048 # file c.toml", "announce = \"3s\" # flag --flag", "grace = \"30s\" # default"]
+    {
+        assert!(rendered.contains(line), "{line} in\n{rendered}");
+    }
+    let again = Config::resolve(Some(("again.toml", &rendered)), &[]).expect("rendered values are good");
+    assert_eq!((again.http, again.drain, again.model), (config.http, config.drain, config.model));
+}
+
+#[test]
+fn a_person_at_a_terminal_does_not_wait_for_proxies() {
+    let drain = Config::default().drain;
+    assert_eq!([true, false].map(|terminal| drain.announce(terminal)), [0, 5].map(Duration::from_secs));
+}
+
+#[test]
+fn a_model_overrides_the_section_and_is_checked_against_the_server() {
+    let file = "[model]\npipeline = 1\nmax_queue_rows = 100";
+    let config = Config::resolve(Some(("c.toml", file)), &[]).expect("these values are good");
+    let settings = config.settings("m/model.toml", "max_queue_rows = 50").expect("these settings are good");
+    assert_eq!((settings.pipeline, settings.max_queue_rows), (1, 50));
+    let found = config.settings("m/model.toml", "max_queue_bytes = \"1MiB\"").expect_err("smaller than a body");
+    assert!(found[0].starts_with("m/model.toml: max_queue_bytes = 1.0 MiB"), "{found:?}");
+}
+
+#[test]
+fn the_default_file_holds_exactly_the_keys_that_are_read_each_with_a_comment() {
+    let mut keys = Keys::default();
+    keys.overlay(DEFAULTS, &Origin::Default);
+    assert!(read(&mut keys).is_some());
+    let mut asked: Vec<String> = keys.asked().collect();
+    assert_eq!(keys.finish(), Vec::<String>::new());
+
+    let (mut section, mut commented, mut written) = (String::new(), false, Vec::new());
+    for line in DEFAULTS.lines() {
+        if let Some(name) = line.strip_prefix('[') {
+            section = name.trim_end_matches(']').to_owned();
+        } else if let Some((key, _)) = line.split_once(" = ").filter(|_| !line.starts_with('#')) {
+            assert!(commented, "{section}.{key} has no comment of its own");
+            written.push(format!("{section}.{key}"));
+        }
+        commented = line.starts_with('#');
+    }
+    asked.sort();
+    written.sort();
+    assert_eq!(written, asked);
+}

@@ -122,6 +122,14 @@ impl Settings {
         settings.filter(|_| faults.is_empty()).ok_or(faults)
     }
 
+    /// The `[model]` keys of config/concertina.toml.
+    #[must_use]
+    pub fn default_keys() -> Keys {
+        let mut keys = Keys::default();
+        keys.overlay(DEFAULTS, &Origin::Default);
+        keys.table("model")
+    }
+
     /// Reads the `[model]` defaults: the keys that make sense for every model. Faults stay in `keys`.
     pub fn read_defaults(keys: &mut Keys) -> Option<Self> {
         read::defaults(keys)
@@ -131,10 +139,11 @@ impl Settings {
 impl Default for Settings {
     /// What holds if neither the server's configuration nor a model.toml says anything.
     fn default() -> Self {
-        let mut all = Keys::default();
-        all.overlay(DEFAULTS, &Origin::Default);
-        let mut keys = all.table("model");
+        let mut keys = Self::default_keys();
         let settings = read::defaults(&mut keys);
         settings.unwrap_or_else(|| unreachable!("config/concertina.toml: {:?}", keys.finish()))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -78,10 +78,41 @@ impl ModelSpec {
 }
 
 /// What the ONNX file says of itself: the source from which a [`ModelSpec`] is derived.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Graph {
     /// The inputs, in the graph's order.
     pub inputs: Vec<TensorSpec>,
     /// The outputs, in the graph's order.
     pub outputs: Vec<TensorSpec>,
+    /// Inputs and outputs that the protocol has no tensor for; a model that has any is refused.
+    pub unsupported: Vec<Unsupported>,
+}
+
+/// An input or output that is a sequence, a map or an optional, or whose elements the protocol does not know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unsupported {
+    /// Whether it is an input or an output.
+    pub side: Side,
+    /// The name in the graph.
+    pub name: String,
+    /// Its type in ONNX's words, such as `sequence(map(int64, float))`.
+    pub kind: String,
+}
+
+/// Which end of a model a tensor is at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// What a request brings.
+    Input,
+    /// What an answer holds.
+    Output,
+}
+
+impl std::fmt::Display for Side {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Input => "input",
+            Self::Output => "output",
+        })
+    }
 }
