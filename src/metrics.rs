@@ -64,12 +64,26 @@ impl Metrics {
         let built = Built { registry: &registry };
         let model_and = |extra: &'static str| [MODEL[0], MODEL[1], extra];
         let metrics = Self {
-            requests: built.counters("requests_total", "Requests answered, by outcome code (ok or the error code).", &model_and("code")),
-            request_seconds: built.histograms("request_seconds", "Time from a request's arrival to its answer.", &MODEL, seconds_buckets()),
+            requests: built.counters(
+                "requests_total",
+                "Requests answered, by outcome code (ok or the error code).",
+                &model_and("code"),
+            ),
+            request_seconds: built.histograms(
+                "request_seconds",
+                "Time from a request's arrival to its answer.",
+                &MODEL,
+                seconds_buckets(),
+            ),
             request_rows: built.counters("request_rows_total", "Rows offered, refused ones included.", &MODEL),
             queue_requests: built.gauges("queue_requests", "Requests that wait or have rows that wait.", &MODEL),
             queue_rows: built.gauges("queue_rows", "Rows that wait.", &MODEL),
-            queue_seconds: built.histograms("queue_seconds", "Time from a request's arrival to the dispatch of its first row.", &MODEL, seconds_buckets()),
+            queue_seconds: built.histograms(
+                "queue_seconds",
+                "Time from a request's arrival to the dispatch of its first row.",
+                &MODEL,
+                seconds_buckets(),
+            ),
             batch_rows: built.histograms("batch_rows", "Rows per batch, padding not counted.", &MODEL, rows_buckets()),
             batch_fill_ratio: built.histograms(
                 "batch_fill_ratio",
@@ -77,18 +91,42 @@ impl Metrics {
                 &MODEL,
                 prometheus::linear_buckets(0.1, 0.1, 10).expect("ten buckets"),
             ),
-            batches: built.counters("batches_total", "Batches by outcome (done, out_of_memory, failed, instance_lost).", &model_and("outcome")),
-            batch_limited: built.counters("batch_limited_total", "Batches by what kept them from being larger.", &model_and("by")),
-            stage_seconds: built.float_gauges("stage_seconds_total", "Seconds that instances spent per stage (gather, compute, scatter).", &model_and("stage")),
+            batches: built.counters(
+                "batches_total",
+                "Batches by outcome (done, out_of_memory, failed, instance_lost).",
+                &model_and("outcome"),
+            ),
+            batch_limited: built.counters(
+                "batch_limited_total",
+                "Batches by what kept them from being larger.",
+                &model_and("by"),
+            ),
+            stage_seconds: built.float_gauges(
+                "stage_seconds_total",
+                "Seconds that instances spent per stage (gather, compute, scatter).",
+                &model_and("stage"),
+            ),
             estimate_ratio: built.histograms(
                 "estimate_ratio",
                 "Observed over predicted, for seconds and bytes of a batch.",
                 &model_and("of"),
                 vec![0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 1.0, 1.02, 1.05, 1.1, 1.25, 1.5, 2.0, 4.0],
             ),
-            rejections: built.counters("rejections_total", "Requests refused by the scheduler, by reason.", &model_and("reason")),
-            load_seconds: built.float_gauges("model_load_seconds", "How long the model took to load and warm up.", &MODEL),
-            memory_bytes: built.gauges("memory_bytes", "Device memory: reserved by batches in flight, budget, capacity.", &["device", "kind"]),
+            rejections: built.counters(
+                "rejections_total",
+                "Requests refused by the scheduler, by reason.",
+                &model_and("reason"),
+            ),
+            load_seconds: built.float_gauges(
+                "model_load_seconds",
+                "How long the model took to load and warm up.",
+                &MODEL,
+            ),
+            memory_bytes: built.gauges(
+                "memory_bytes",
+                "Device memory: reserved by batches in flight, budget, capacity.",
+                &["device", "kind"],
+            ),
             connections: built.gauge("connections", "Open connections."),
             requests_in_flight: built.gauge("requests_in_flight", "Requests accepted and not yet answered."),
             registry: registry.clone(),
@@ -193,14 +231,8 @@ impl ModelMetrics {
     }
 }
 
-const LIMITS: [LimitedBy; 6] = [
-    LimitedBy::Rows,
-    LimitedBy::Bytes,
-    LimitedBy::Knee,
-    LimitedBy::Deadline,
-    LimitedBy::Ladder,
-    LimitedBy::Retry,
-];
+const LIMITS: [LimitedBy; 6] =
+    [LimitedBy::Rows, LimitedBy::Bytes, LimitedBy::Knee, LimitedBy::Deadline, LimitedBy::Ladder, LimitedBy::Retry];
 
 fn limit_name(limit: LimitedBy) -> &'static str {
     match limit {

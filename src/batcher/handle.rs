@@ -98,11 +98,8 @@ impl Batcher {
     pub(super) fn new(max_in_flight: usize) -> (Self, mpsc::Receiver<Message>) {
         // Each request sends at most two messages, and each has its place reserved before it is admitted.
         let (messages, receiver) = mpsc::channel(2 * max_in_flight);
-        let handle = Self {
-            messages,
-            in_flight: Arc::new(Semaphore::new(max_in_flight)),
-            next_id: Arc::new(AtomicU64::new(1)),
-        };
+        let handle =
+            Self { messages, in_flight: Arc::new(Semaphore::new(max_in_flight)), next_id: Arc::new(AtomicU64::new(1)) };
         (handle, receiver)
     }
 

@@ -243,10 +243,10 @@ impl Loop {
 
     fn load(&mut self, load: ModelLoad) {
         let mut classes = Classes::default();
-        let observations = load.samples.into_iter().map(|sample| Observation {
-            class: classes.id(&sample.dims),
-            ..sample.observation
-        });
+        let observations = load
+            .samples
+            .into_iter()
+            .map(|sample| Observation { class: classes.id(&sample.dims), ..sample.observation });
         let plan = ModelPlan { observations: observations.collect(), ..load.plan };
         let metrics = self.metrics.model(&load.spec.name, load.spec.version);
         let instances = plan.instances.clone();

@@ -75,3 +75,14 @@ async fn caught(response: impl Future<Output = Response>) -> Response {
 fn text_of(panic: &(dyn Any + Send)) -> &str {
     panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("?")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_panic_becomes_an_answer() {
+        let response = caught(async { panic!("on purpose") }).await;
+        assert_eq!(response.status(), 500);
+    }
+}

@@ -327,3 +327,6 @@ impl InvalidRequest {
         Self { message: message.into() }
     }
 }
+
+#[cfg(test)]
+mod tests;

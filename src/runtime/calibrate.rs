@@ -63,11 +63,7 @@ pub enum CalibrationError {
 ///
 /// # Errors
 /// See [`CalibrationError`].
-pub fn calibrate(
-    session: &mut Session,
-    spec: &Arc<ModelSpec>,
-    clock: Clock,
-) -> Result<Calibration, CalibrationError> {
+pub fn calibrate(session: &mut Session, spec: &Arc<ModelSpec>, clock: Clock) -> Result<Calibration, CalibrationError> {
     let settings = &spec.settings;
     let mut run = Runner { session, spec, clock, integers: Fill::One };
     run.settle_fill()?;
@@ -137,7 +133,9 @@ impl Runner<'_> {
             self.integers = integers;
             match self.run(1) {
                 Ok(_) => return Ok(()),
-                Err(RunError::Model(text)) if is_shape_fault(&text) => return Err(CalibrationError::NotABatchAxis(text)),
+                Err(RunError::Model(text)) if is_shape_fault(&text) => {
+                    return Err(CalibrationError::NotABatchAxis(text));
+                }
                 Err(error) => fault = error.to_string(),
             }
         }

@@ -12,18 +12,54 @@ macro_rules! with_plain_type {
         match $datatype {
             DataType::Bool => $bool,
             DataType::Bytes => $bytes,
-            DataType::Uint8 => { type $T = u8; $body }
-            DataType::Uint16 => { type $T = u16; $body }
-            DataType::Uint32 => { type $T = u32; $body }
-            DataType::Uint64 => { type $T = u64; $body }
-            DataType::Int8 => { type $T = i8; $body }
-            DataType::Int16 => { type $T = i16; $body }
-            DataType::Int32 => { type $T = i32; $body }
-            DataType::Int64 => { type $T = i64; $body }
-            DataType::Fp16 => { type $T = f16; $body }
-            DataType::Bf16 => { type $T = bf16; $body }
-            DataType::Fp32 => { type $T = f32; $body }
-            DataType::Fp64 => { type $T = f64; $body }
+            DataType::Uint8 => {
+                type $T = u8;
+                $body
+            }
+            DataType::Uint16 => {
+                type $T = u16;
+                $body
+            }
+            DataType::Uint32 => {
+                type $T = u32;
+                $body
+            }
+            DataType::Uint64 => {
+                type $T = u64;
+                $body
+            }
+            DataType::Int8 => {
+                type $T = i8;
+                $body
+            }
+            DataType::Int16 => {
+                type $T = i16;
+                $body
+            }
+            DataType::Int32 => {
+                type $T = i32;
+                $body
+            }
+            DataType::Int64 => {
+                type $T = i64;
+                $body
+            }
+            DataType::Fp16 => {
+                type $T = f16;
+                $body
+            }
+            DataType::Bf16 => {
+                type $T = bf16;
+                $body
+            }
+            DataType::Fp32 => {
+                type $T = f32;
+                $body
+            }
+            DataType::Fp64 => {
+                type $T = f64;
+                $body
+            }
         }
     };
 }

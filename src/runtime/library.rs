@@ -115,9 +115,8 @@ fn find(configured: Option<&Path>, places: &Places) -> Result<PathBuf, RuntimeEr
     let explicit = [(configured, "--onnxruntime or runtime.library"), (places.environment.as_deref(), DYLIB_PATH)];
     for (path, origin) in explicit {
         if let Some(path) = path {
-            return absolute(path).ok_or_else(|| RuntimeError::NotFound {
-                tried: vec![format!("{} ({origin})", path.display())],
-            });
+            return absolute(path)
+                .ok_or_else(|| RuntimeError::NotFound { tried: vec![format!("{} ({origin})", path.display())] });
         }
     }
     let mut tried = Vec::new();

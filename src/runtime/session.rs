@@ -80,12 +80,7 @@ impl Session {
         (result, stages)
     }
 
-    fn run_stages(
-        &mut self,
-        batch: &Batch,
-        clock: Clock,
-        stages: &mut Stages,
-    ) -> Result<Vec<Vec<Tensor>>, RunError> {
+    fn run_stages(&mut self, batch: &Batch, clock: Clock, stages: &mut Stages) -> Result<Vec<Vec<Tensor>>, RunError> {
         let spec = self.spec.clone().ok_or_else(|| RunError::Lost("the session has no model".to_owned()))?;
         let started = clock.now();
         let mut shapes = Vec::with_capacity(spec.inputs.len());

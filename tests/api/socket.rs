@@ -1,0 +1,190 @@
+//! Over a real socket: what the router alone cannot show.
+
+use crate::support::{App, app_with_jobs, echo, give_back, tensor};
+use concertina::batcher::Job;
+use concertina::http::Phase;
+use concertina::http::serve::{ServeLimits, serve};
+use concertina::tensor::DataType;
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+struct Server {
+    app: App,
+    jobs: mpsc::Receiver<Job>,
+    address: SocketAddr,
+    task: JoinHandle<()>,
+}
+
+fn limits() -> ServeLimits {
+    ServeLimits {
+        connections: 2,
+        streams_per_connection: 10,
+        header_read_timeout: Duration::from_secs(60),
+        header_bytes: 65536,
+        grace: Duration::from_secs(60),
+    }
+}
+
+async fn start(limits: ServeLimits) -> Server {
+    let (app, jobs) = app_with_jobs(vec![echo("m", vec![tensor("x", DataType::Uint8)])], 4);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let task = tokio::spawn(serve(listener, app.router.clone(), limits, app.phase.subscribe()));
+    Server { app, jobs, address, task }
+}
+
+impl Server {
+    async fn connect(&self) -> TcpStream {
+        TcpStream::connect(self.address).await.unwrap()
+    }
+}
+
+const BODY: &str = r#"{"inputs":[{"name":"x","shape":[1,1],"datatype":"UINT8","data":[7]}]}"#;
+
+fn infer(body: &str) -> Vec<u8> {
+    format!("POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{body}", body.len()).into_bytes()
+}
+
+/// Reads one response: its head in lower case, and its body.
+async fn read_response(stream: &mut TcpStream) -> (String, Vec<u8>) {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(stream.read_u8().await.unwrap());
+    }
+    let head = String::from_utf8(head).unwrap().to_lowercase();
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).map_or(0, |n| n.parse().unwrap());
+    let mut body = vec![0; length];
+    stream.read_exact(&mut body).await.unwrap();
+    (head, body)
+}
+
+async fn at_end(stream: &mut TcpStream) -> bool {
+    matches!(stream.read(&mut [0; 16]).await, Ok(0) | Err(_))
+}
+
+#[tokio::test]
+async fn a_connection_lives_on_after_errors() {
+    let mut server = start(limits()).await;
+    let mut stream = server.connect().await;
+    for request in [infer("{"), infer(BODY).replace_path("/v2/models/n/infer"), infer(BODY).replace_path("/nothing")] {
+        stream.write_all(&request).await.unwrap();
+        let (head, body) = read_response(&mut stream).await;
+        assert!(head.starts_with("http/1.1 4"), "{head}");
+        assert!(!head.contains("connection: close"), "{head}");
+        assert!(!body.is_empty());
+    }
+    stream.write_all(&infer(BODY)).await.unwrap();
+    let job = server.jobs.recv().await.unwrap();
+    job.reply.send(give_back(job.request)).unwrap();
+    assert!(read_response(&mut stream).await.0.starts_with("http/1.1 200"));
+}
+
+trait ReplacePath {
+    fn replace_path(self, path: &str) -> Vec<u8>;
+}
+
+impl ReplacePath for Vec<u8> {
+    fn replace_path(self, path: &str) -> Vec<u8> {
+        String::from_utf8(self).unwrap().replace("/v2/models/m/infer", path).into_bytes()
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_goes_cancels_its_request() {
+    let mut server = start(limits()).await;
+    let mut stream = server.connect().await;
+    stream.write_all(&infer(BODY)).await.unwrap();
+    let mut job = server.jobs.recv().await.unwrap();
+    assert!(!job.reply.is_closed());
+    drop(stream);
+    job.reply.closed().await;
+}
+
+#[tokio::test]
+async fn large_bodies_wait_for_a_word() {
+    let server = start(limits()).await;
+    let mut stream = server.connect().await;
+    let head = "POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 1\r\n\r\n";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    assert!(read_response(&mut stream).await.0.starts_with("http/1.1 100 "));
+    stream.write_all(b"{").await.unwrap();
+    assert!(read_response(&mut stream).await.0.starts_with("http/1.1 400 "));
+}
+
+#[tokio::test]
+async fn closing_ends_idle_connections_at_once_and_busy_ones_after_their_answer() {
+    let mut server = start(limits()).await;
+    let (mut idle, mut busy) = (server.connect().await, server.connect().await);
+    idle.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    assert!(read_response(&mut idle).await.0.starts_with("http/1.1 200"));
+    busy.write_all(&infer(BODY)).await.unwrap();
+    let job = server.jobs.recv().await.unwrap();
+    server.app.phase.send_replace(Phase::Closing);
+    assert!(at_end(&mut idle).await);
+    assert!(TcpStream::connect(server.address).await.is_err(), "the listener is closed");
+    job.reply.send(give_back(job.request)).unwrap();
+    let (head, _) = read_response(&mut busy).await;
+    assert!(head.contains("connection: close"), "{head}");
+    assert!(at_end(&mut busy).await);
+    server.task.await.unwrap();
+}
+
+#[tokio::test]
+async fn the_grace_period_has_an_end() {
+    let mut server = start(ServeLimits { grace: Duration::from_millis(1), ..limits() }).await;
+    let mut stream = server.connect().await;
+    stream.write_all(&infer(BODY)).await.unwrap();
+    let mut job = server.jobs.recv().await.unwrap();
+    server.app.phase.send_replace(Phase::Closing);
+    server.task.await.unwrap();
+    job.reply.closed().await;
+    assert!(at_end(&mut stream).await);
+}
+
+#[tokio::test]
+async fn connections_beyond_the_limit_wait() {
+    let server = start(ServeLimits { connections: 1, ..limits() }).await;
+    let mut first = server.connect().await;
+    first.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    read_response(&mut first).await;
+    let mut second = server.connect().await;
+    second.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    let waited = tokio::time::timeout(Duration::from_millis(50), second.readable()).await;
+    assert!(waited.is_err(), "the second is served while the first is open");
+    drop(first);
+    assert!(read_response(&mut second).await.0.starts_with("http/1.1 200"));
+}
+
+#[tokio::test]
+async fn silent_connections_are_closed() {
+    let server = start(ServeLimits { header_read_timeout: Duration::from_millis(10), ..limits() }).await;
+    for sent in [&b""[..], b"PRI * HT", b"GET / HTTP/1.1\r\nHo"] {
+        let mut stream = server.connect().await;
+        stream.write_all(sent).await.unwrap();
+        while !at_end(&mut stream).await {}
+    }
+}
+
+#[tokio::test]
+async fn http2_with_prior_knowledge() {
+    let server = start(limits()).await;
+    let mut stream = server.connect().await;
+    // Preface, empty SETTINGS, and HEADERS of stream 1: GET, http, /, authority x.
+    let mut request = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
+    request.extend_from_slice(b"\0\0\x06\x01\x05\0\0\0\x01\x82\x86\x84\x41\x01x");
+    stream.write_all(&request).await.unwrap();
+    loop {
+        let mut frame = [0; 9];
+        stream.read_exact(&mut frame).await.unwrap();
+        let mut payload = vec![0; usize::from(u16::from_be_bytes([frame[1], frame[2]]))];
+        stream.read_exact(&mut payload).await.unwrap();
+        if frame[3] == 1 {
+            assert_eq!(payload[0], 0x88, "status 200 of the static table");
+            break;
+        }
+    }
+}
