@@ -3,6 +3,8 @@
 //! [`scan`] only looks at folders and reads model.toml files; it opens no model. A fault of one model never hides another.
 
 mod layout;
+pub mod load;
+pub mod manager;
 
 use crate::config::Config;
 use crate::model::Settings;

@@ -1,1 +1,172 @@
-//! (being written)
+//! The only assembly point: builds the parts, spawns them, and ends them in order.
+
+use crate::batcher::{Control, Loop};
+use crate::clock::Clock;
+use crate::config::Config;
+use crate::http::serve::{ServeLimits, serve};
+use crate::http::{AppState, Limits, Phase, router};
+use crate::metrics::Metrics;
+use crate::model::Table;
+use crate::repository::load::{Ids, Loader};
+use crate::repository::manager::Manager;
+use crate::runtime::Runtime;
+use anyhow::Context;
+use arc_swap::ArcSwap;
+use std::io::IsTerminal;
+use std::sync::Arc;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::{oneshot, watch};
+
+/// The most requests that one HTTP/2 connection may have open.
+const STREAMS_PER_CONNECTION: u32 = 256;
+
+/// Serves until a signal ends it. Returns whether everything that was accepted has had its answer.
+///
+/// # Errors
+/// If the address cannot be listened on.
+pub async fn run(config: Config, runtime: Runtime) -> anyhow::Result<bool> {
+    let mut signals = Signals::new()?;
+    let listener = TcpListener::bind(&config.address)
+        .await
+        .with_context(|| format!("cannot listen on {} (key server.address, flag --address)", config.address))?;
+    tracing::info!(address = %listener.local_addr()?, "listening");
+
+    let clock = Clock::start();
+    let metrics = Arc::new(Metrics::new());
+    let max_in_flight = config.http.max_in_flight_requests.get();
+    let (batcher_loop, ends) = Loop::new(max_in_flight, clock, Arc::clone(&metrics));
+    let batching = tokio::spawn(batcher_loop.run());
+
+    let models = Arc::new(ArcSwap::from_pointee(Table::default()));
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let loader = Loader { runtime, clock, completions: ends.completions, cores, ids: Arc::new(Ids::default()) };
+    let manager = Manager::new(loader, Arc::clone(&models), ends.control.clone(), Arc::clone(&metrics));
+    let managing = tokio::spawn(manager.run(config.clone(), ends.events));
+
+    let (phase, phases) = watch::channel(Phase::Serving);
+    let state = app_state(&config, ends.batcher, models, phases.clone(), Arc::clone(&metrics));
+    let app = router(Arc::new(state)).layer(axum::middleware::from_fn_with_state((metrics, clock), count));
+    let serving = tokio::spawn(serve(listener, app, serve_limits(&config), phases));
+
+    signals.recv().await;
+    let drained = tokio::select! {
+        drained = drain(&config, &phase, &ends.control, serving) => drained,
+        () = signals.recv() => {
+            tracing::warn!("a second signal: ending at once");
+            false
+        }
+    };
+    managing.abort();
+    batching.abort();
+    Ok(drained)
+}
+
+fn app_state(
+    config: &Config,
+    batcher: crate::batcher::Batcher,
+    models: Arc<ArcSwap<Table>>,
+    phase: watch::Receiver<Phase>,
+    metrics: Arc<Metrics>,
+) -> AppState {
+    AppState {
+        batcher,
+        models,
+        limits: Limits {
+            body_bytes: usize::try_from(config.http.max_body_bytes.0).unwrap_or(usize::MAX),
+            body_read_timeout: config.http.body_read_timeout,
+            request_rows: u32::try_from(config.model.max_queue_rows).unwrap_or(u32::MAX),
+        },
+        phase,
+        metrics: Box::new(move || String::from_utf8_lossy(&metrics.encode()).into_owned()),
+    }
+}
+
+fn serve_limits(config: &Config) -> ServeLimits {
+    ServeLimits {
+        connections: config.http.max_connections.get(),
+        streams_per_connection: STREAMS_PER_CONNECTION,
+        header_read_timeout: config.http.header_read_timeout,
+        header_bytes: usize::try_from(config.http.max_header_bytes.0).unwrap_or(usize::MAX),
+        grace: config.drain.grace,
+    }
+}
+
+/// Counts each inference by how it ended.
+async fn count(
+    axum::extract::State((metrics, clock)): axum::extract::State<(Arc<Metrics>, Clock)>,
+    request: axum::extract::Request,
+    next: axum::middleware::Next,
+) -> axum::response::Response {
+    let started = clock.now();
+    metrics.requests_in_flight.inc();
+    let guard = InFlight(&metrics);
+    let response = next.run(request).await;
+    drop(guard);
+    if let Some(outcome) = response.extensions().get::<crate::http::Outcome>()
+        && let Some(model) = &outcome.model
+    {
+        let code = outcome.failure.map_or("ok", crate::http::Code::as_str);
+        metrics.answered(&model.name, model.version, code, clock.now().since(started).as_secs_f64());
+    }
+    response
+}
+
+/// A client that goes away drops its handler in the middle; the gauge must not keep it.
+struct InFlight<'a>(&'a Metrics);
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.0.requests_in_flight.dec();
+    }
+}
+
+/// Announce, stop accepting, let everything inside end. Returns whether it did within the grace period.
+async fn drain(
+    config: &Config,
+    phase: &watch::Sender<Phase>,
+    control: &tokio::sync::mpsc::Sender<Control>,
+    serving: tokio::task::JoinHandle<()>,
+) -> bool {
+    let announce = config.drain.announce(std::io::stdout().is_terminal());
+    tracing::info!(?announce, grace = ?config.drain.grace, "draining");
+    phase.send_replace(Phase::Announced);
+    tokio::time::sleep(announce).await;
+    phase.send_replace(Phase::Closing);
+    let (done, drained) = oneshot::channel();
+    let everything = async {
+        // What HTTP has accepted is let through to the batcher first; then the batcher refuses what is new and ends.
+        let served = serving.await.is_ok();
+        let told = control.send(Control::Drain(done)).await.is_ok();
+        served && told && drained.await.is_ok()
+    };
+    match tokio::time::timeout(config.drain.grace + std::time::Duration::from_secs(1), everything).await {
+        Ok(true) => {
+            tracing::info!("drained");
+            true
+        }
+        _ => {
+            tracing::error!("the grace period is over and not everything was answered");
+            false
+        }
+    }
+}
+
+/// SIGTERM and SIGINT.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> std::io::Result<Self> {
+        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    async fn recv(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => tracing::info!("SIGTERM"),
+            _ = self.interrupt.recv() => tracing::info!("SIGINT"),
+        }
+    }
+}

@@ -32,6 +32,8 @@ pub struct Table {
     pub models: BTreeMap<String, BTreeMap<u64, ModelState>>,
     /// Whether the first scan of the repository is complete.
     pub scanned: bool,
+    /// Why the repository as a whole cannot be read.
+    pub fault: Option<String>,
 }
 
 /// The answer to "which model does this request mean?".
@@ -81,6 +83,9 @@ impl Table {
     pub fn not_ready_reason(&self) -> Option<String> {
         if !self.scanned {
             return Some("the model repository has not been read yet".to_owned());
+        }
+        if let Some(fault) = &self.fault {
+            return Some(fault.clone());
         }
         let states = self.models.iter().flat_map(|(name, versions)| versions.iter().map(move |entry| (name, entry)));
         for (name, (version, state)) in states {

@@ -76,6 +76,8 @@ impl Runtime {
             .with_telemetry(false)
             .build()
             .map_err(|error| fail(error.message().to_owned()))?;
+        // What it has to say about itself below that is for its own developers, and there are pages of it.
+        environment.set_log_level(ort::logging::LogLevel::Warning);
         Ok(Self { environment, path })
     }
 

@@ -4,6 +4,7 @@ use super::batch::Stages;
 use super::element::{self, OutputBytes};
 use super::{Batch, RunError, Runtime};
 use crate::clock::Clock;
+use crate::model::spec::{Side, Unsupported};
 use crate::model::{Dim, Graph, ModelSpec, TensorSpec};
 use crate::tensor::rows::{self, RowCopy, RowLayout};
 use crate::tensor::{DataType, Shape, Tensor};
@@ -37,7 +38,7 @@ impl Session {
     /// Loads a model file.
     ///
     /// # Errors
-    /// ONNX Runtime's text if it refuses the file; ours if an input or output is not a tensor of a known datatype.
+    /// ONNX Runtime's text if it refuses the file.
     pub fn load(runtime: &Runtime, path: &Path, options: SessionOptions) -> Result<Self, String> {
         let text = |error: ort::Error| error.message().to_owned();
         let level = if options.optimize { GraphOptimizationLevel::All } else { GraphOptimizationLevel::Disable };
@@ -54,7 +55,7 @@ impl Session {
                 .commit_from_file(path)
         };
         let inner = build().map_err(text)?;
-        let graph = graph_of(&inner)?;
+        let graph = graph_of(&inner);
         let buffers = graph.inputs.iter().map(|_| Buffer::default()).collect();
         Ok(Self { inner, graph, spec: None, buffers })
     }
@@ -265,19 +266,24 @@ fn classify(error: &ort::Error) -> RunError {
     }
 }
 
-fn graph_of(session: &ort::session::Session) -> Result<Graph, String> {
-    let describe = |outlets: &[ort::value::Outlet], kind: &str| -> Result<Vec<TensorSpec>, String> {
-        outlets.iter().map(|outlet| tensor_spec(outlet.name(), outlet.dtype(), kind)).collect()
-    };
-    Ok(Graph { inputs: describe(session.inputs(), "input")?, outputs: describe(session.outputs(), "output")? })
+fn graph_of(session: &ort::session::Session) -> Graph {
+    let mut graph = Graph::default();
+    for (outlets, side) in [(session.inputs(), Side::Input), (session.outputs(), Side::Output)] {
+        for outlet in outlets {
+            match tensor_spec(outlet.name(), outlet.dtype()) {
+                Ok(spec) if side == Side::Input => graph.inputs.push(spec),
+                Ok(spec) => graph.outputs.push(spec),
+                Err(kind) => graph.unsupported.push(Unsupported { side, name: outlet.name().to_owned(), kind }),
+            }
+        }
+    }
+    graph
 }
 
-fn tensor_spec(name: &str, value: &ValueType, kind: &str) -> Result<TensorSpec, String> {
-    let ValueType::Tensor { ty, shape, dimension_symbols } = value else {
-        return Err(format!("{kind} '{name}' is a {value}, and only tensors can be served"));
-    };
-    let datatype = element::datatype(*ty)
-        .ok_or_else(|| format!("{kind} '{name}' has element type {ty}, which the protocol has no name for"))?;
+/// The tensor that an outlet is, or what else it is.
+fn tensor_spec(name: &str, value: &ValueType) -> Result<TensorSpec, String> {
+    let ValueType::Tensor { ty, shape, dimension_symbols } = value else { return Err(value.to_string()) };
+    let datatype = element::datatype(*ty).ok_or_else(|| format!("tensor({ty})"))?;
     let dims = shape.iter().zip(dimension_symbols.iter()).map(|(&dim, symbol)| match usize::try_from(dim) {
         Ok(size) => Dim::Fixed(size),
         Err(_) if symbol.is_empty() => Dim::Any,
