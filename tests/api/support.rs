@@ -47,10 +47,10 @@ pub(crate) fn echo(name: &str, tensors: Vec<TensorSpec>) -> ModelSpec {
 }
 
 /// What the fake batcher answers with.
-pub(crate) type Answer = fn(ValidRequest) -> Result<InferResponse, InferError>;
+pub(crate) type Answer = fn(&ValidRequest) -> Result<InferResponse, InferError>;
 
 /// Gives the inputs back as outputs.
-pub(crate) fn give_back(request: ValidRequest) -> Result<InferResponse, InferError> {
+pub(crate) fn give_back(request: &ValidRequest) -> Result<InferResponse, InferError> {
     let output = |&index: &usize| OutputTensor { index, tensor: request.inputs[index].clone() };
     Ok(InferResponse { outputs: request.outputs.iter().map(output).collect() })
 }
@@ -87,7 +87,7 @@ pub(crate) fn app_answering(specs: Vec<ModelSpec>, answer: Answer) -> App {
     let (app, mut jobs) = app_with_jobs(specs, 16);
     tokio::spawn(async move {
         while let Some(job) = jobs.recv().await {
-            let _gone = job.reply.send(answer(job.request));
+            let _gone = job.reply.send(answer(&job.request));
         }
     });
     app
