@@ -2,7 +2,7 @@
 
 use super::machine::Scheduler;
 use super::model::Model;
-use super::queue::{Parked, Request};
+use super::queue::Request;
 use super::{Action, Rejection, RequestMeta};
 use crate::units::Instant;
 use std::time::Duration;
@@ -26,13 +26,9 @@ impl Scheduler {
         let waiting = meta.rows;
         let request = Request { meta, ticket: self.tickets, arrived: now, level, next: 0, waiting, done: 0, losses: 0 };
         model.queue.push(&request);
-        let waits_for_company =
-            matches!(model.queue.class(meta.class).and_then(|class| class.parked), Some(Parked::Company(_)));
         self.requests.insert(meta.id, request);
         self.deadlines.extend(meta.deadline.map(|deadline| (deadline, meta.id)));
-        if waits_for_company {
-            self.unpark(meta.model, meta.class);
-        }
+        self.end_company(meta.model, meta.class);
         self.line_up(meta.model);
     }
 

@@ -121,6 +121,7 @@ impl Scheduler {
             self.deadlines.extend(self.requests[&part.request].meta.deadline.map(|deadline| (deadline, part.request)));
         }
         model.queue.give_back(&mut self.requests, flight.class, flight.units, piece);
+        self.end_company(id, flight.class);
         self.line_up(id);
     }
 

@@ -63,19 +63,15 @@ impl Scheduler {
 
     /// The next thing to do, if there is one. Call it again after each input and at [`Scheduler::poll_timeout`].
     pub fn poll_action(&mut self, now: Instant) -> Option<Action> {
-        loop {
-            if let Some(action) = self.outbox.pop_front() {
-                return Some(action);
-            }
+        if self.outbox.is_empty() {
             self.expire(now);
             self.wake(now);
+            // What is rejected on the way to a batch is said before the batch.
             if let Some(dispatch) = self.next_dispatch(now) {
-                return Some(Action::Dispatch(dispatch));
-            }
-            if self.outbox.is_empty() {
-                return None;
+                self.outbox.push_back(Action::Dispatch(dispatch));
             }
         }
+        self.outbox.pop_front()
     }
 
     /// When [`Scheduler::poll_action`] must be called again even if nothing happens. Valid once it has said nothing more;
@@ -100,12 +96,14 @@ impl Scheduler {
         let instance = |id: &_| Instance { id: *id, held: held(*id), free_at: Instant::default() };
         let instances: Vec<_> = plan.instances.iter().map(instance).collect();
         let budget = self.devices[&device].budget();
+        let own = self.in_flight.values().filter(|flight| flight.dispatch.model == id);
+        let rows_in_flight = own.map(|flight| u64::from(flight.dispatch.rows)).sum();
         let model = self.models.entry(id).or_insert_with(|| Model::new(plan.clone()));
         model.cost.set_ladder(&plan.ladder, plan.knee_tolerance);
         for run in &plan.observations {
             model.cost.observe(*run);
         }
-        (model.instances, model.plan) = (instances, plan);
+        (model.instances, model.plan, model.rows_in_flight) = (instances, plan, rows_in_flight);
         if let Some((class, units)) = model.cost.first_class().filter(|_| model.pace.is_none()) {
             model.note_pace(class, units, budget);
         }
@@ -232,6 +230,14 @@ impl Scheduler {
         let device = model.plan.device;
         self.device(device).blocked.remove(&(model_id, class));
         self.line_up(model_id);
+    }
+
+    /// Considers a class again that has waited for the rows that have come now.
+    pub(super) fn end_company(&mut self, model: ModelId, class: ClassId) {
+        let parked = self.models.get(&model).and_then(|model| model.queue.class(class)).and_then(|class| class.parked);
+        if matches!(parked, Some(Parked::Company(_))) {
+            self.unpark(model, class);
+        }
     }
 
     fn unpark_all(&mut self, id: ModelId) {

@@ -287,7 +287,8 @@ impl Queue {
 
     /// Takes the rows out that [`Queue::peek`] has shown, or the first of them, and counts which levels were passed over.
     pub(super) fn take(&mut self, requests: &mut Requests, lead: Lead, parts: &[Part]) {
-        let passed_over = self.heads_without(lead.class(), parts);
+        let fresh = if matches!(lead, Lead::Waiting(..)) { parts } else { &[] };
+        let passed_over = self.heads_without(lead.class(), fresh);
         self.unlist(lead.class());
         match lead {
             Lead::Returned(class) => self.take_returned(requests, class, count(parts)),
