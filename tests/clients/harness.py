@@ -60,8 +60,11 @@ class Server:
         self.port = free_port()
         self.url = f"127.0.0.1:{self.port}"
         self.log = tempfile.TemporaryFile("w+b")
+        runtime = next((ROOT / ".setup/onnxruntime").glob("libonnxruntime.so.*"), "")
+        environment = {"CONCERTINA_ONNXRUNTIME": str(runtime)} | os.environ
         command = [binary(), "serve", "--models", str(models), "--address", self.url, *options]
-        self.process = subprocess.Popen(command, cwd=ROOT, stdout=self.log, stderr=subprocess.STDOUT)
+        self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=self.log,
+                                        stderr=subprocess.STDOUT)
         try:
             wait_until(lambda: self.alive() and self.status("/v2/health/ready") == 200, "the server is ready")
         except BaseException:

@@ -13,7 +13,7 @@ BODY = json.dumps({"inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32",
 
 class Shutdown(unittest.TestCase):
     def setUp(self):
-        self.server = Server(TEST_MODELS)
+        self.server = Server(TEST_MODELS, "--drain-announce", "2s")
         self.addCleanup(self.server.kill)
 
     def assert_clean_exit(self):
