@@ -277,3 +277,16 @@ async fn a_drain_answers_what_is_inside_and_refuses_what_comes() {
     server.finished.await.unwrap();
     assert_eq!(server.batcher.infer(after).await, Err(InferError::Closed));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_ends_well_when_the_last_handle_is_gone_already() {
+    let server = start(1, 16).await;
+    let inside = server.send(server.request(1, 1));
+    pass(RUN / 2).await;
+    drop(server.batcher);
+    inside.await.unwrap().unwrap();
+    pass(RUN).await;
+    let (done, drained) = oneshot::channel();
+    server.control.send(Control::Drain(done)).await.unwrap();
+    drained.await.unwrap();
+}

@@ -140,7 +140,7 @@ impl Loop {
         (this, Ends { batcher, control, completions: completion_sender, events: event_receiver })
     }
 
-    /// Runs until a drain is complete or every sender is gone.
+    /// Runs until a drain is complete, or until whoever controls it is gone.
     pub async fn run(mut self) {
         loop {
             let wake = self.scheduler.poll_timeout().map(|at| self.clock.to_tokio(at));
@@ -153,11 +153,12 @@ impl Loop {
             tokio::select! {
                 biased;
                 Some(completion) = self.completions.recv() => self.complete(completion),
-                Some(control) = self.controls.recv() => self.control(control),
-                message = self.messages.recv() => match message {
-                    Some(message) => self.message(message),
+                control = self.controls.recv() => match control {
+                    Some(control) => self.control(control),
                     None => return,
                 },
+                // HTTP may let its last handle go before it tells us to drain: that is not the end.
+                Some(message) = self.messages.recv() => self.message(message),
                 () = timer => {}
             }
             self.take_burst();
