@@ -1,6 +1,7 @@
 //! Concertina: an HTTP inference server for ONNX models that sizes each batch by the device memory that is free now.
 
 pub mod batcher;
+pub mod cli;
 pub mod config;
 pub mod http;
 pub mod keys;
