@@ -3,12 +3,12 @@
 //! Values come in layers, the later over the earlier: config/concertina.toml (which the binary carries, and which is the
 //! only source of defaults), the user's file, the environment, flags.
 
-use crate::keys::value::{auto_or, bytes, choice, duration, integer, text, text_or_empty};
-use crate::keys::{Keys, Origin};
+use crate::keys::value::{auto_or, bytes, choice, count, duration, integer, text, text_or_empty};
+use crate::keys::{Keys, Origin, Relation};
 use crate::model::Settings;
 use crate::model::settings::DEFAULTS;
-use crate::units::ByteSize;
-use std::num::NonZeroUsize;
+use crate::units::{ByteSize, Rows};
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 use std::time::Duration;
 use toml::Value;
@@ -58,14 +58,16 @@ pub struct Http {
     pub max_body_bytes: ByteSize,
     /// The largest request line and headers together.
     pub max_header_bytes: ByteSize,
-    /// How long a client may take to send the headers.
+    /// How long a connection may wait for the headers of a request, also between two requests.
     pub header_read_timeout: Duration,
     /// How long a client may take to send the body.
     pub body_read_timeout: Duration,
-    /// How long a connection may stay open without a request.
-    pub idle_timeout: Duration,
     /// Open connections.
     pub max_connections: NonZeroUsize,
+    /// Requests that one HTTP/2 connection may have open.
+    pub max_streams_per_connection: NonZeroU32,
+    /// The most rows in one request.
+    pub max_request_rows: Rows,
     /// Requests inside the server.
     pub max_in_flight_requests: NonZeroUsize,
 }
@@ -141,12 +143,14 @@ impl Config {
     /// Everything that is wrong, each naming the file and the key.
     pub fn settings(&self, file: &str, text: &str) -> Result<Settings, Vec<String>> {
         let settings = Settings::from_toml(text, file, &self.keys.clone().table("model"))?;
-        let faults: Vec<String> = body_fits_queue(self.http.max_body_bytes, &settings).into_iter().collect();
-        if faults.is_empty() {
-            Ok(settings)
-        } else {
-            Err(faults.into_iter().map(|fault| format!("{file}: {fault}")).collect())
+        let body = self.http.max_body_bytes;
+        if settings.max_queue_bytes < body {
+            let queue = settings.max_queue_bytes;
+            return Err(vec![format!(
+                "max_queue_bytes = {queue} (file {file}): must be at least http.max_body_bytes = {body}"
+            )]);
         }
+        Ok(settings)
     }
 
     /// The values that hold, as TOML that can be read back, each with where it came from.
@@ -169,7 +173,7 @@ fn read(keys: &mut Keys) -> Option<Config> {
     let path = keys.read("models.path", file_path);
     let name = keys.read("models.name", model_name);
     let library = keys.read("runtime.library", text_or_empty);
-    let threads = keys.read("runtime.threads", auto_or(count(1024)));
+    let threads = keys.read("runtime.threads", auto_or(count(1024usize)));
     let http = http(keys);
     let model = model(keys);
     let announce = keys.read("drain.announce", auto_or(seconds(0, 600)));
@@ -177,7 +181,18 @@ fn read(keys: &mut Keys) -> Option<Config> {
     let formats = [("human", LogFormat::Human), ("json", LogFormat::Json)];
     let format = keys.read("log.format", choice(&formats));
     let level = keys.read("log.level", log_level);
-    let config = Config {
+    let (body, queue) =
+        (http.as_ref().map(|http| http.max_body_bytes), model.as_ref().map(|model| model.max_queue_bytes));
+    keys.require(
+        body.zip(queue).map(|(body, queue)| body <= queue),
+        &Relation {
+            key: "model.max_queue_bytes",
+            must_be: "at least",
+            other: "http.max_body_bytes",
+            or_else: "the largest request never fits the queue",
+        },
+    );
+    Some(Config {
         address: address?,
         models: Models { path: path?, name: name? },
         runtime: Runtime { library: library?.map(PathBuf::from), threads: threads? },
@@ -186,18 +201,7 @@ fn read(keys: &mut Keys) -> Option<Config> {
         drain: Drain { announce: announce?, grace: grace? },
         log: Log { format: format?, level: level? },
         keys: keys.clone(),
-    };
-    if let Some(fault) = body_fits_queue(config.http.max_body_bytes, &config.model) {
-        keys.fault(fault);
-    }
-    if config.http.idle_timeout < config.http.header_read_timeout {
-        keys.fault(format!(
-            "{}: must be at least {}, or a connection is closed while its first request arrives",
-            keys.show("http.idle_timeout"),
-            keys.show("http.header_read_timeout")
-        ));
-    }
-    Some(config)
+    })
 }
 
 fn http(keys: &mut Keys) -> Option<Http> {
@@ -206,16 +210,18 @@ fn http(keys: &mut Keys) -> Option<Http> {
     let max_header_bytes = keys.read("http.max_header_bytes", bytes(kib(8)..=kib(1024)));
     let header_read_timeout = keys.read("http.header_read_timeout", seconds(1, 3600));
     let body_read_timeout = keys.read("http.body_read_timeout", seconds(1, 3600));
-    let idle_timeout = keys.read("http.idle_timeout", seconds(1, 86_400));
-    let max_connections = keys.read("http.max_connections", count(1_000_000));
-    let max_in_flight_requests = keys.read("http.max_in_flight_requests", count(1_000_000));
+    let max_connections = keys.read("http.max_connections", count(1_000_000usize));
+    let max_streams_per_connection = keys.read("http.max_streams_per_connection", count(1_000_000u32));
+    let max_request_rows = keys.read("http.max_request_rows", integer(1..=1 << 24));
+    let max_in_flight_requests = keys.read("http.max_in_flight_requests", count(1_000_000usize));
     Some(Http {
         max_body_bytes: max_body_bytes?,
         max_header_bytes: max_header_bytes?,
         header_read_timeout: header_read_timeout?,
         body_read_timeout: body_read_timeout?,
-        idle_timeout: idle_timeout?,
         max_connections: max_connections?,
+        max_streams_per_connection: max_streams_per_connection?,
+        max_request_rows: max_request_rows?,
         max_in_flight_requests: max_in_flight_requests?,
     })
 }
@@ -225,21 +231,6 @@ fn model(keys: &mut Keys) -> Option<Settings> {
     let settings = Settings::read_defaults(&mut table);
     keys.absorb(table);
     settings
-}
-
-/// A body that HTTP takes must fit the queue, or it could never be served.
-fn body_fits_queue(max_body_bytes: ByteSize, settings: &Settings) -> Option<String> {
-    (max_body_bytes > settings.max_queue_bytes).then(|| {
-        format!(
-            "max_queue_bytes = {}: must be at least http.max_body_bytes = {}, or the largest request never fits the queue",
-            settings.max_queue_bytes, max_body_bytes
-        )
-    })
-}
-
-fn count(most: usize) -> impl Fn(&Value) -> Result<NonZeroUsize, String> {
-    let parse = integer(1..=most);
-    move |value| parse(value).and_then(|count| NonZeroUsize::new(count).ok_or_else(|| "at least 1".to_owned()))
 }
 
 fn seconds(least: u64, most: u64) -> impl Fn(&Value) -> Result<Duration, String> {

@@ -36,6 +36,19 @@ impl fmt::Display for Origin {
 /// A key, from the outermost table inwards. Names of tensors may contain dots, so it is not one text.
 pub type Path = Vec<String>;
 
+/// How two keys must relate, in words.
+#[derive(Clone, Copy, Debug)]
+pub struct Relation<'a> {
+    /// The key that is wrong if it does not hold.
+    pub key: &'a str,
+    /// Such as `at least`.
+    pub must_be: &'a str,
+    /// The key that it is compared with.
+    pub other: &'a str,
+    /// What would happen.
+    pub or_else: &'a str,
+}
+
 /// Values by key, the faults found while reading them, and which keys were asked for.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Keys {
@@ -141,14 +154,16 @@ impl Keys {
         self.faults.push(fault);
     }
 
-    /// Keeps a fault that concerns several keys.
-    pub fn fault(&mut self, fault: impl Into<String>) {
-        self.faults.push(fault.into());
+    /// Keeps a fault if two keys do not relate as they must. `holds` is `None` if either has no value: then that is the fault.
+    pub fn require(&mut self, holds: Option<bool>, relation: &Relation<'_>) {
+        if holds == Some(false) {
+            let (key, other) = (self.show(relation.key), self.show(relation.other));
+            self.faults.push(format!("{key}: must be {} {other}, or {}", relation.must_be, relation.or_else));
+        }
     }
 
-    /// The value of a key as it was written and where it came from, for a fault that concerns several keys.
-    #[must_use]
-    pub fn show(&self, key: &str) -> String {
+    /// A key with its value as it was written and where it came from.
+    fn show(&self, key: &str) -> String {
         let path = path(key);
         match self.values.get(&path) {
             Some((value, origin)) => format!("{} = {value} ({origin})", self.written(&path)),

@@ -1,6 +1,46 @@
 //! Concertina: an HTTP inference server for ONNX models that sizes each batch by the device memory that is free now.
+//!
+//! # One sentence
+//! A pure scheduler decides, a thin batcher loop carries out, one thread per instance owns a session, and HTTP is a skin
+//! that knows only the batcher's handle.
+//!
+//! # One request's way
+//! ```text
+//! POST ─▶ http ─▶ Batcher handle ─▶ batcher loop ─▶ worker thread (one per instance) ─▶ ONNX Runtime
+//!                                    │   ▲                │
+//!                                    ▼   │                ▼
+//!                                 scheduler (pure)     Completion ─▶ batcher loop ─▶ http ─▶ answer
+//! ```
+//! 1. [`http`] reads the body within limits, decodes it into tensors, and compares it with its model
+//!    ([`model::ValidRequest`]).
+//! 2. [`batcher::Batcher::infer`] reserves a place inside the server and hands the request to the loop; dropping the future
+//!    cancels it.
+//! 3. [`batcher::Loop`] keeps tensors and reply channels, and tells the [`scheduler`] what happened; the scheduler answers
+//!    with [`scheduler::Action`]s.
+//! 4. A [`runtime::Worker`] gathers the rows of a batch, runs its session, and scatters the outputs.
+//! 5. The loop joins the parts of each request and answers it.
+//!
+//! Beside this way: [`repository`] finds, loads, measures and replaces models and publishes [`model::Table`]; [`config`]
+//! turns texts into checked values, over [`keys`]; [`metrics`] names every number; [`server`] assembles and ends everything;
+//! [`cli`] is what a person types; [`clock`] is the one place that reads the time; [`tensor`] and [`units`] are the words
+//! that all others use.
+//!
+//! # Directions
+//! `tests/tidy.rs` holds the table of who may name whom and fails on anything else. The scheduler names only [`units`].
+//!
+//! # Invariants
+//! - The same inputs at the same instants give the same actions: the scheduler has no clock, no I/O and no randomness.
+//! - Every request that enters the scheduler leaves exactly once: answered, rejected or cancelled.
+//! - Bytes reserved equal the sum over batches in flight, and no dispatch brings them above the budget.
+//! - Only the worker's thread touches its session.
+//! - No queue, channel, batch, body or wait is without a limit that config/concertina.toml or a constant names.
+//! - There are no locks in `scheduler`, `batcher` and `http`.
+//!
+//! # Files with `unsafe`
+//! - `src/runtime/library.rs`: setting an environment variable before any thread exists.
 
 pub mod batcher;
+pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod http;

@@ -10,5 +10,5 @@ pub mod worker;
 pub use batch::{Batch, BatchPart, Completion, RunError};
 pub use calibrate::Calibration;
 pub use library::{Runtime, RuntimeError, prepare_process};
-pub use session::{Session, SessionOptions};
+pub use session::{Session, SessionOptions, describe};
 pub use worker::{Worker, WorkerHandle};

@@ -18,14 +18,25 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{oneshot, watch};
 
-/// The most requests that one HTTP/2 connection may have open.
-const STREAMS_PER_CONNECTION: u32 = 256;
-
-/// Serves until a signal ends it. Returns whether everything that was accepted has had its answer.
+/// Serves until a signal ends it.
 ///
 /// # Errors
-/// If the address cannot be listened on.
-pub async fn run(config: Config, runtime: Runtime) -> anyhow::Result<bool> {
+/// If ONNX Runtime is not found, if the address cannot be listened on, or if not everything that was accepted has had its
+/// answer when the grace period is over.
+pub fn run(config: Config) -> anyhow::Result<()> {
+    let runtime = Runtime::load(config.runtime.library.as_deref())?;
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = config.runtime.threads.map_or(cores, usize::from);
+    let tokio = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build()?;
+    let drained = tokio.block_on(serve_until_signal(config, runtime, cores));
+    // A model that is still loading is not waited for.
+    tokio.shutdown_background();
+    anyhow::ensure!(drained?, "not everything that was accepted has had its answer");
+    Ok(())
+}
+
+/// Returns whether everything that was accepted has had its answer.
+async fn serve_until_signal(config: Config, runtime: Runtime, cores: usize) -> anyhow::Result<bool> {
     let mut signals = Signals::new()?;
     let listener = TcpListener::bind(&config.address)
         .await
@@ -39,7 +50,6 @@ pub async fn run(config: Config, runtime: Runtime) -> anyhow::Result<bool> {
     let batching = tokio::spawn(batcher_loop.run());
 
     let models = Arc::new(ArcSwap::from_pointee(Table::default()));
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let loader = Loader { runtime, clock, completions: ends.completions, cores, ids: Arc::new(Ids::default()) };
     let manager = Manager::new(loader, Arc::clone(&models), ends.control.clone(), Arc::clone(&metrics));
     let managing = tokio::spawn(manager.run(config.clone(), ends.events));
@@ -51,14 +61,16 @@ pub async fn run(config: Config, runtime: Runtime) -> anyhow::Result<bool> {
 
     signals.recv().await;
     let drained = tokio::select! {
-        drained = drain(&config, &phase, &ends.control, serving) => drained,
+        drained = drain(&config, &phase, &ends.control, serving) => {
+            // The loop ends with the drain, and joins its workers: nothing runs when the library's own clean-up begins.
+            drained && batching.await.is_ok()
+        }
         () = signals.recv() => {
             tracing::warn!("a second signal: ending at once");
             false
         }
     };
     managing.abort();
-    batching.abort();
     Ok(drained)
 }
 
@@ -75,7 +87,7 @@ fn app_state(
         limits: Limits {
             body_bytes: usize::try_from(config.http.max_body_bytes.0).unwrap_or(usize::MAX),
             body_read_timeout: config.http.body_read_timeout,
-            request_rows: u32::try_from(config.model.max_queue_rows).unwrap_or(u32::MAX),
+            request_rows: config.http.max_request_rows,
         },
         phase,
         metrics: Box::new(move || String::from_utf8_lossy(&metrics.encode()).into_owned()),
@@ -85,7 +97,7 @@ fn app_state(
 fn serve_limits(config: &Config) -> ServeLimits {
     ServeLimits {
         connections: config.http.max_connections.get(),
-        streams_per_connection: STREAMS_PER_CONNECTION,
+        streams_per_connection: config.http.max_streams_per_connection,
         header_read_timeout: config.http.header_read_timeout,
         header_bytes: usize::try_from(config.http.max_header_bytes.0).unwrap_or(usize::MAX),
         grace: config.drain.grace,

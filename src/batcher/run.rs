@@ -142,6 +142,22 @@ impl Loop {
 
     /// Runs until a drain is complete, or until whoever controls it is gone.
     pub async fn run(mut self) {
+        self.run_until_drained().await;
+        let workers = std::mem::take(&mut self.workers);
+        // Letting the channels go ends the threads; joining them blocks, so it is done where that hurts nobody.
+        let joined = tokio::task::spawn_blocking(|| {
+            for worker in workers.into_values() {
+                drop(worker.batches);
+                worker.thread.map(std::thread::JoinHandle::join);
+            }
+        });
+        let _ = joined.await;
+        if let Some(drained) = self.drained.take() {
+            let _ = drained.send(());
+        }
+    }
+
+    async fn run_until_drained(&mut self) {
         loop {
             let wake = self.scheduler.poll_timeout().map(|at| self.clock.to_tokio(at));
             let timer = async {
@@ -165,9 +181,6 @@ impl Loop {
             self.act();
             self.publish();
             if self.is_drained() {
-                if let Some(drained) = self.drained.take() {
-                    let _ = drained.send(());
-                }
                 return;
             }
         }

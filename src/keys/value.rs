@@ -26,6 +26,16 @@ where
     }
 }
 
+/// A count of at least one, as one of the `NonZero` types.
+pub fn count<N, T>(most: T) -> impl Fn(&Value) -> Result<N, String>
+where
+    T: TryFrom<i64> + From<u8> + PartialOrd + Display + Copy,
+    N: TryFrom<T>,
+{
+    let parse = integer(T::from(1)..=most);
+    move |value| parse(value).and_then(|count| N::try_from(count).map_err(|_| format!("an integer from 1 to {most}")))
+}
+
 /// A number of a range.
 pub fn number(range: RangeInclusive<f64>) -> impl Fn(&Value) -> Result<f64, String> {
     move |value| {

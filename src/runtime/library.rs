@@ -4,6 +4,7 @@
 
 use ort::environment::Environment;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 /// The release that this build expects.
 pub const VERSION: &str = "1.31.1";
@@ -60,11 +61,23 @@ pub enum RuntimeError {
 
 impl Runtime {
     /// Loads the library from `configured` (flag or configuration key), else from `ORT_DYLIB_PATH`, else from the set-up
-    /// folder, else from beside the executable. One call per process.
+    /// folder, else from beside the executable. A process has one library and one environment: once there is one, it is what
+    /// every further call gets.
     ///
     /// # Errors
     /// See [`RuntimeError`].
     pub fn load(configured: Option<&Path>) -> Result<Self, RuntimeError> {
+        static LOADED: Mutex<Option<Runtime>> = Mutex::new(None);
+        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(runtime) = &*loaded {
+            return Ok(runtime.clone());
+        }
+        let runtime = Self::load_first(configured)?;
+        *loaded = Some(runtime.clone());
+        Ok(runtime)
+    }
+
+    fn load_first(configured: Option<&Path>) -> Result<Self, RuntimeError> {
         if std::env::var_os(TELEMETRY).is_none_or(|value| value != "1") {
             return Err(RuntimeError::Telemetry);
         }

@@ -107,6 +107,16 @@ impl Session {
     }
 }
 
+/// What a model file says of itself, without making it ready to run. `library` is the configured path of ONNX Runtime.
+///
+/// # Errors
+/// Why the library or the file cannot be loaded.
+pub fn describe(library: Option<&Path>, file: &Path) -> Result<Graph, String> {
+    let runtime = Runtime::load(library).map_err(|error| error.to_string())?;
+    let session = Session::load(&runtime, file, SessionOptions { intra_op_threads: 1, optimize: false })?;
+    Ok(session.graph)
+}
+
 /// The memory that one input is gathered into, aligned for every datatype and kept between runs.
 #[derive(Debug, Default)]
 struct Buffer {

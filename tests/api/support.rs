@@ -39,9 +39,10 @@ pub(crate) fn echo(name: &str, tensors: Vec<TensorSpec>) -> ModelSpec {
         settings: Settings {
             max_queue_delay: Duration::from_millis(2),
             max_queue_rows: 100,
-            max_queue_bytes: 1 << 20,
+            max_queue_bytes: ByteSize(1 << 20),
             priority_levels: 2,
             default_priority: 1,
+            ..Settings::default()
         },
     }
 }

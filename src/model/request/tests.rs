@@ -31,9 +31,10 @@ fn model() -> ModelSpec {
         settings: Settings {
             max_queue_delay: Duration::ZERO,
             max_queue_rows: 100,
-            max_queue_bytes: 1 << 20,
+            max_queue_bytes: ByteSize(1 << 20),
             priority_levels: 3,
             default_priority: 2,
+            ..Settings::default()
         },
     }
 }

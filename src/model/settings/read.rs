@@ -1,11 +1,10 @@
 //! Keys to [`Settings`]: what each key allows and how the keys relate.
 
 use super::{BatchAxis, Fill, Padding, Settings, VersionPolicy, Warmup};
-use crate::keys::value::{auto_or, bytes, choice, duration, integer, integers, number};
-use crate::keys::{Keys, Path};
+use crate::keys::value::{auto_or, bytes, choice, count, duration, integer, integers, number};
+use crate::keys::{Keys, Path, Relation};
 use crate::units::ByteSize;
 use std::collections::BTreeMap;
-use std::num::NonZeroU32;
 use std::time::Duration;
 use toml::Value;
 
@@ -38,8 +37,8 @@ pub(super) fn model(keys: &mut Keys) -> Option<Settings> {
 pub(super) fn defaults(keys: &mut Keys) -> Option<Settings> {
     // All keys are read before any is missed, so that every fault is found.
     let batch_axis = keys.read("batch_axis", batch_axis);
-    let instances = keys.read("instances", auto_or(count(64)));
-    let intra_op_threads = keys.read("intra_op_threads", auto_or(count(1024)));
+    let instances = keys.read("instances", auto_or(count(64u32)));
+    let intra_op_threads = keys.read("intra_op_threads", auto_or(count(1024u32)));
     let max_batch_size = keys.read("max_batch_size", auto_or(integer(1..=65_536)));
     let max_queue_delay = keys.read("max_queue_delay", duration(Duration::ZERO..=Duration::from_secs(60)));
     let max_queue_rows = keys.read("max_queue_rows", integer(1..=100_000_000));
@@ -52,7 +51,34 @@ pub(super) fn defaults(keys: &mut Keys) -> Option<Settings> {
     let seconds = keys.read("warmup.seconds", number(0.0..=3600.0));
     let default_dim = keys.read("warmup.default_dim", integer(1..=MOST_DIM));
     let versions = versions(keys);
-    let settings = Settings {
+    keys.require(
+        both(max_batch_size.flatten(), max_queue_rows, |batch, queue| u64::from(batch) <= queue),
+        &Relation {
+            key: "max_queue_rows",
+            must_be: "at least",
+            other: "max_batch_size",
+            or_else: "the largest batch never forms",
+        },
+    );
+    keys.require(
+        both(default_priority, priority_levels, |default, levels| default <= levels),
+        &Relation {
+            key: "default_priority",
+            must_be: "at most",
+            other: "priority_levels",
+            or_else: "requests that name no priority have none",
+        },
+    );
+    keys.require(
+        both(max_queue_delay, default_timeout, |delay, timeout| delay < timeout),
+        &Relation {
+            key: "max_queue_delay",
+            must_be: "shorter than",
+            other: "default_timeout",
+            or_else: "requests time out while they wait for company",
+        },
+    );
+    Some(Settings {
         batch_axis: batch_axis?,
         instances: instances?,
         intra_op_threads: intra_op_threads?,
@@ -73,35 +99,11 @@ pub(super) fn defaults(keys: &mut Keys) -> Option<Settings> {
         },
         versions: versions?,
         padding: Padding::default(),
-    };
-    relations(&settings, keys);
-    Some(settings)
+    })
 }
 
-/// The cross-checks within one model.
-fn relations(settings: &Settings, keys: &mut Keys) {
-    if settings.max_batch_size.is_some_and(|rows| u64::from(rows) > settings.max_queue_rows) {
-        keys.fault(format!(
-            "{}: must be at least {}, or the largest batch never forms",
-            keys.show("max_queue_rows"),
-            keys.show("max_batch_size")
-        ));
-    }
-    if settings.default_priority > settings.priority_levels {
-        keys.fault(format!("{}: must be at most {}", keys.show("default_priority"), keys.show("priority_levels")));
-    }
-    if settings.max_queue_delay >= settings.default_timeout {
-        keys.fault(format!(
-            "{}: must be shorter than {}, or requests time out while they wait for company",
-            keys.show("max_queue_delay"),
-            keys.show("default_timeout")
-        ));
-    }
-}
-
-fn count(most: u32) -> impl Fn(&Value) -> Result<NonZeroU32, String> {
-    let parse = integer(1..=most);
-    move |value| parse(value).and_then(|count| NonZeroU32::new(count).ok_or_else(|| "at least 1".to_owned()))
+fn both<A, B>(a: Option<A>, b: Option<B>, relate: impl Fn(A, B) -> bool) -> Option<bool> {
+    a.zip(b).map(|(a, b)| relate(a, b))
 }
 
 fn batch_axis(value: &Value) -> Result<BatchAxis, String> {
@@ -125,17 +127,18 @@ fn versions(keys: &mut Keys) -> Option<VersionPolicy> {
     let policy = keys.read("versions.policy", choice(&policies));
     let count = keys.read("versions.count", integer(1..=1000usize));
     let versions = keys.read("versions.versions", integers(1..=i64::MAX as u64));
-    let (policy, count, versions) = (policy?, count?, versions?);
-    if (policy == Policy::Specific) == versions.is_empty() {
-        keys.fault(format!(
-            "{}: must name versions if, and only if, {} is \"specific\"",
-            keys.show("versions.versions"),
-            keys.show("versions.policy")
-        ));
-    }
-    Some(match policy {
-        Policy::Latest => VersionPolicy::Latest { count },
-        Policy::Specific => VersionPolicy::Specific(versions),
+    keys.require(
+        both(policy, versions.as_ref(), |policy, versions| (policy == Policy::Specific) != versions.is_empty()),
+        &Relation {
+            key: "versions.versions",
+            must_be: "there if, and only if, \"specific\" is what is said by",
+            other: "versions.policy",
+            or_else: "it is unclear which versions are meant",
+        },
+    );
+    Some(match policy? {
+        Policy::Latest => VersionPolicy::Latest { count: count? },
+        Policy::Specific => VersionPolicy::Specific(versions?),
         Policy::All => VersionPolicy::All,
     })
 }

@@ -1,0 +1,165 @@
+//! The command line: subcommands, flags with their environment variables, what `check` and `models` print, logging.
+//!
+//! What needs ONNX Runtime or the network comes in as [`Hooks`], so that all of this runs in tests without either.
+
+mod flags;
+mod log;
+mod report;
+
+pub use flags::Options;
+
+use crate::config::Config;
+use crate::model::{Derived, Graph, derive};
+use crate::repository::{Candidate, scan};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::ExitCode;
+
+/// Reads what an ONNX file says of itself: the path of the ONNX Runtime library (`None`: searched), then that of the file.
+pub type Describe<'a> = &'a dyn Fn(Option<&Path>, &Path) -> Result<Graph, String>;
+
+/// What the commands need from below.
+#[derive(Clone, Copy)]
+pub struct Hooks<'a> {
+    /// Reads a model file without serving it.
+    pub describe: Describe<'a>,
+    /// Serves until the process is told to end.
+    pub serve: &'a dyn Fn(Config) -> anyhow::Result<()>,
+}
+
+#[derive(Debug, Parser)]
+#[command(name = "concertina", version, about, disable_help_subcommand = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Load the models and serve them over HTTP.
+    Serve(Options),
+    /// Print the values that hold and everything that is wrong with configuration and models; exit 1 if anything is.
+    Check(Options),
+    /// List the models: files, inputs, outputs, batch axis or the reason why there is none, settings.
+    Models(Options),
+    /// Print the version.
+    Version,
+}
+
+/// Runs the command that `arguments` (the first is the program) and the environment say. Exit codes: 0, 1 if something is
+/// wrong with configuration, models or the run, 2 for arguments that make no sense.
+pub fn run(arguments: impl IntoIterator<Item = OsString>, hooks: Hooks<'_>) -> ExitCode {
+    // Not locked: while the server runs, other threads log.
+    match execute(arguments, hooks, &mut io::stdout(), &mut io::stderr()) {
+        Ok(code) => ExitCode::from(code),
+        // Whoever read the output (a pager, head) has gone: nothing is left to say, and nobody to say it to.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "error: cannot write: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// [`run`] with the streams to write to.
+fn execute(
+    arguments: impl IntoIterator<Item = OsString>,
+    hooks: Hooks<'_>,
+    out: &mut dyn Write,
+    err: &mut dyn Write,
+) -> io::Result<u8> {
+    let parsed = Cli::command().try_get_matches_from(arguments).and_then(|matches| {
+        let cli = Cli::from_arg_matches(&matches)?;
+        Ok((cli, matches))
+    });
+    let (cli, matches) = match parsed {
+        Ok(parsed) => parsed,
+        Err(error) => {
+            let text = error.render();
+            if error.use_stderr() { write!(err, "{text}") } else { write!(out, "{text}") }?;
+            return Ok(u8::try_from(error.exit_code()).unwrap_or(2));
+        }
+    };
+    let options = match &cli.command {
+        Command::Version => {
+            writeln!(out, "concertina {}", env!("CARGO_PKG_VERSION"))?;
+            return Ok(0);
+        }
+        Command::Serve(options) | Command::Check(options) | Command::Models(options) => options,
+    };
+    let config = options.resolve(matches.subcommand().map(|(_, matches)| matches));
+    match (cli.command, config) {
+        (Command::Check(_), Ok(config)) => check(&config, hooks.describe, out),
+        (Command::Check(options), Err(mut faults)) => {
+            // The models are looked at all the same, by the defaults, so that one run names everything.
+            if let Ok(config) = options.resolve_repository() {
+                faults.extend(model_faults(&config, hooks.describe));
+            }
+            report::faults(&faults, out)?;
+            Ok(1)
+        }
+        (_, Err(faults)) => {
+            report::faults(&faults, err)?;
+            Ok(1)
+        }
+        (Command::Models(_), Ok(config)) => models(&config, hooks.describe, out),
+        (_, Ok(config)) => {
+            log::start(&config.log);
+            let result = (hooks.serve)(config);
+            Ok(result.map_or_else(
+                |error| {
+                    tracing::error!("{error:#}");
+                    1
+                },
+                |()| 0,
+            ))
+        }
+    }
+}
+
+fn check(config: &Config, describe: Describe<'_>, out: &mut dyn Write) -> io::Result<u8> {
+    writeln!(out, "{}", config.render())?;
+    let faults = model_faults(config, describe);
+    report::faults(&faults, out)?;
+    Ok(u8::from(!faults.is_empty()))
+}
+
+/// Everything that is wrong with the models of the repository.
+fn model_faults(config: &Config, describe: Describe<'_>) -> Vec<String> {
+    let scan = scan(&config.models.path, config);
+    let mut faults: Vec<String> = scan.faults.iter().map(ToString::to_string).collect();
+    for candidate in &scan.candidates {
+        faults.extend(inspect(config, candidate, describe).err().unwrap_or_default());
+    }
+    faults
+}
+
+fn models(config: &Config, describe: Describe<'_>, out: &mut dyn Write) -> io::Result<u8> {
+    let scan = scan(&config.models.path, config);
+    let mut faults: Vec<String> = scan.faults.iter().map(ToString::to_string).collect();
+    for candidate in &scan.candidates {
+        match inspect(config, candidate, describe) {
+            Ok((graph, derived)) => report::model(candidate, &graph, &derived, out)?,
+            Err(found) => faults.extend(found),
+        }
+    }
+    if scan.candidates.is_empty() && faults.is_empty() {
+        writeln!(out, "no models in {}", config.models.path.display())?;
+    }
+    report::faults(&faults, out)?;
+    Ok(u8::from(!faults.is_empty()))
+}
+
+/// What a model is, or everything that is wrong with it, each naming its file.
+fn inspect(config: &Config, candidate: &Candidate, describe: Describe<'_>) -> Result<(Graph, Derived), Vec<String>> {
+    let named = |fault: String| format!("{}: {fault}", candidate.file.display());
+    let graph = describe(config.runtime.library.as_deref(), &candidate.file).map_err(|fault| vec![named(fault)])?;
+    let derived = derive(&candidate.name, &graph, &candidate.settings)
+        .map_err(|faults| faults.into_iter().map(named).collect::<Vec<_>>())?;
+    Ok((graph, derived))
+}
+
+#[cfg(test)]
+mod tests;

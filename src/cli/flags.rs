@@ -1,0 +1,116 @@
+//! The flags: each is an environment variable and a key of the configuration as well.
+
+use crate::config::{Config, Override};
+use crate::keys::Origin;
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args};
+use std::path::PathBuf;
+
+/// What `serve`, `check` and `models` take.
+#[derive(Clone, Debug, Default, Args)]
+pub struct Options {
+    /// The configuration file; without it, the defaults of config/concertina.toml hold
+    #[arg(long, value_name = "FILE", env = "CONCERTINA_CONFIG")]
+    config: Option<PathBuf>,
+    /// The model repository: a folder of models, one model's own folder, or one .onnx file [key: models.path]
+    #[arg(long, value_name = "PATH", env = "CONCERTINA_MODELS")]
+    models: Option<String>,
+    /// The name of the model if --models is one model's own folder or file [key: models.name]
+    #[arg(long, value_name = "NAME", env = "CONCERTINA_MODEL_NAME")]
+    model_name: Option<String>,
+    /// Where to listen [key: server.address]
+    #[arg(long, value_name = "HOST:PORT", env = "CONCERTINA_ADDRESS")]
+    address: Option<String>,
+    /// The path of libonnxruntime.so [key: runtime.library]
+    #[arg(long, value_name = "PATH", env = "CONCERTINA_ONNXRUNTIME")]
+    onnxruntime: Option<String>,
+    /// How long to be "not ready" yet serve after SIGTERM: 5s, or auto [key: drain.announce]
+    #[arg(long, value_name = "DURATION", env = "CONCERTINA_DRAIN_ANNOUNCE")]
+    drain_announce: Option<String>,
+    /// How long requests may then take to end [key: drain.grace]
+    #[arg(long, value_name = "DURATION", env = "CONCERTINA_DRAIN_GRACE")]
+    drain_grace: Option<String>,
+    /// How log lines look: human or json [key: log.format]
+    #[arg(long, value_name = "FORMAT", env = "CONCERTINA_LOG_FORMAT")]
+    log_format: Option<String>,
+    /// Which log lines there are, such as debug or info,concertina::http=debug [key: log.level]
+    #[arg(long, value_name = "LEVEL", env = "CONCERTINA_LOG_LEVEL")]
+    log_level: Option<String>,
+    /// Any key of the configuration, such as --set model.max_batch_size=8; may be given several times
+    #[arg(long, value_name = "KEY=VALUE", value_parser = key_and_value)]
+    set: Vec<(String, String)>,
+}
+
+fn key_and_value(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or("expected KEY=VALUE")?;
+    Ok((key.trim().to_owned(), value.trim().to_owned()))
+}
+
+impl Options {
+    /// The configuration of all layers. `matches` tells flags from environment variables; without it, all count as flags.
+    pub(super) fn resolve(&self, matches: Option<&ArgMatches>) -> Result<Config, Vec<String>> {
+        let overrides = self.overrides(matches);
+        let Some(path) = self.config.as_ref().filter(|path| !path.as_os_str().is_empty()) else {
+            return Config::resolve(None, &overrides);
+        };
+        let shown = path.display().to_string();
+        match std::fs::read_to_string(path) {
+            Ok(text) => Config::resolve(Some((&shown, &text)), &overrides),
+            Err(error) => {
+                // The other layers are still checked, so that one run names everything.
+                let mut faults = vec![format!("{shown}: cannot be read: {error}")];
+                faults.extend(Config::resolve(None, &overrides).err().unwrap_or_default());
+                Err(faults)
+            }
+        }
+    }
+
+    /// The defaults with the repository that the flags or the file name: what models are checked by when the configuration
+    /// is broken.
+    pub(super) fn resolve_repository(&self) -> Result<Config, Vec<String>> {
+        let file = self.config.as_ref().and_then(|path| std::fs::read_to_string(path).ok());
+        let from_file = |key: &str| {
+            let table: toml::Table = file.as_ref()?.parse().ok()?;
+            table.get("models")?.get(key)?.as_str().map(str::to_owned)
+        };
+        let given = |flag: &Option<String>, key: &str| {
+            let value = flag.clone().filter(|value| !value.is_empty()).or_else(|| from_file(key))?;
+            Some(Override { key: format!("models.{key}"), value, origin: Origin::Flag("--models".to_owned()) })
+        };
+        let overrides: Vec<Override> =
+            [given(&self.models, "path"), given(&self.model_name, "name")].into_iter().flatten().collect();
+        Config::resolve(None, &overrides)
+    }
+
+    fn overrides(&self, matches: Option<&ArgMatches>) -> Vec<Override> {
+        let flags = [
+            ("models", "models.path", &self.models),
+            ("model_name", "models.name", &self.model_name),
+            ("address", "server.address", &self.address),
+            ("onnxruntime", "runtime.library", &self.onnxruntime),
+            ("drain_announce", "drain.announce", &self.drain_announce),
+            ("drain_grace", "drain.grace", &self.drain_grace),
+            ("log_format", "log.format", &self.log_format),
+            ("log_level", "log.level", &self.log_level),
+        ];
+        let named = flags.into_iter().filter_map(|(id, key, value)| {
+            let source = matches.and_then(|matches| matches.value_source(id));
+            let origin = if source == Some(ValueSource::EnvVariable) {
+                Origin::Environment(format!("CONCERTINA_{}", id.to_uppercase()))
+            } else {
+                Origin::Flag(format!("--{}", id.replace('_', "-")))
+            };
+            let value = value.clone()?;
+            // Compose files and charts pass variables that nobody filled in: an empty one says nothing.
+            let unfilled = value.is_empty() && matches!(origin, Origin::Environment(_));
+            (!unfilled).then(|| Override { key: key.to_owned(), value, origin })
+        });
+        let set = self.set.iter().map(|(key, value)| Override {
+            key: key.clone(),
+            value: value.clone(),
+            origin: Origin::Flag("--set".to_owned()),
+        });
+        // --set comes first: a flag of its own is the more explicit one.
+        set.chain(named).collect()
+    }
+}

@@ -1,0 +1,110 @@
+use super::*;
+use crate::model::{Dim, TensorSpec};
+use crate::tensor::DataType;
+use std::fs;
+
+/// `x INT64 [batch, 4]` to `y INT64 [1]`: readable, but without a batch axis.
+fn graph(_: Option<&Path>, _: &Path) -> Result<Graph, String> {
+    let tensor = |name: &str, shape| TensorSpec { name: name.to_owned(), datatype: DataType::Int64, shape };
+    Ok(Graph {
+        inputs: vec![tensor("x", vec![Dim::Symbol("batch".to_owned()), Dim::Any])],
+        outputs: vec![tensor("y", vec![Dim::Fixed(1)])],
+        unsupported: Vec::new(),
+    })
+}
+
+/// The exit code and both streams.
+fn command(arguments: &[&str]) -> (u8, String, String) {
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let serve = |config: Config| anyhow::bail!("serving on {}", config.address);
+    let hooks = Hooks { describe: &graph, serve: &serve };
+    let arguments = std::iter::once("concertina").chain(arguments.iter().copied()).map(OsString::from);
+    let code = execute(arguments, hooks, &mut out, &mut err).expect("no I/O errors");
+    let text = |bytes| String::from_utf8(bytes).expect("text");
+    (code, text(out), text(err))
+}
+
+#[test]
+fn version_and_help_go_to_standard_output_and_bad_usage_does_not() {
+    let (code, out, err) = command(&["version"]);
+    assert_eq!((code, out.trim(), err.as_str()), (0, concat!("concertina ", env!("CARGO_PKG_VERSION")), ""));
+    let (code, out, _) = command(&["serve", "--help"]);
+    assert!(code == 0 && out.contains("CONCERTINA_ADDRESS") && out.contains("models.path"), "{out}");
+    for bad in [&[][..], &["serve", "--adress", "x"], &["start"], &["check", "--set", "a"]] {
+        let (code, out, err) = command(bad);
+        assert!(code == 2 && out.is_empty() && !err.is_empty(), "{bad:?}: {code} {out} {err}");
+    }
+}
+
+#[test]
+fn models_lists_what_is_known_before_loading() {
+    let root = tempfile::tempdir().expect("a temporary folder");
+    let path = root.path().to_str().expect("text");
+    assert_eq!(command(&["models", "--models", path]), (0, format!("no models in {path}\n"), String::new()));
+    fs::write(root.path().join("m.onnx"), "").expect("a file");
+    let (code, out, _) = command(&["models", "--models", path, "--set", "model.instances=2"]);
+    assert_eq!(code, 0, "{out}");
+    for line in [
+        &format!("m, version 1: {path}/m.onnx"),
+        "  input   x INT64 [batch, ?]",
+        "  output  y INT64 [1]",
+        "  batch   none: output 'y' has a fixed first dimension 1, so rows could not be scattered back: requests run",
+        "  runs    max_batch_size 1, instances 2, intra_op_threads auto, pipeline 2, knee_tolerance 0.03",
+        "  queue   max_queue_rows 4096, max_queue_bytes 256.0 MiB, max_queue_delay 0s, default_timeout 30s, priority 2 of 2",
+    ] {
+        assert!(out.lines().any(|found| found.starts_with(line)), "{line} in\n{out}");
+    }
+}
+
+#[test]
+fn check_names_faults_of_configuration_folders_and_graphs_at_once() {
+    let root = tempfile::tempdir().expect("a temporary folder");
+    let path = root.path().join("models");
+    fs::create_dir_all(path.join("empty")).expect("a folder");
+    fs::create_dir_all(path.join("m")).expect("a folder");
+    fs::write(path.join("m/model.onnx"), "").expect("a file");
+    fs::write(path.join("m/model.toml"), "batch_axis = 0").expect("a file");
+    let file = root.path().join("c.toml");
+    fs::write(&file, format!("speed = 1\n[models]\npath = {:?}", path.to_str().expect("text"))).expect("a file");
+    let file = file.to_str().expect("text");
+    let (code, out, _) = command(&["check", "--config", file, "--address", "nowhere"]);
+    assert_eq!(code, 1);
+    for part in [
+        "server.address = \"nowhere\" (flag --address)",
+        "speed = 1 (file",
+        "empty: no model",
+        "batch_axis = 0: output 'y'",
+    ] {
+        assert!(out.contains(part), "{part} in\n{out}");
+    }
+    assert!(out.ends_with("4 errors\n"), "{out}");
+}
+
+#[test]
+fn a_flag_of_its_own_wins_over_set() {
+    let models = tempfile::tempdir().expect("a temporary folder");
+    let path = models.path().to_str().expect("text");
+    let (code, out, _) = command(&[
+        "check",
+        "--models",
+        path,
+        "--set",
+        "log.format=xml",
+        "--log-format",
+        "json",
+        "--set",
+        "drain.grace=1s",
+    ]);
+    assert_eq!(code, 0, "{out}");
+    assert!(
+        out.contains("format = \"json\" # flag --log-format\n") && out.contains("grace = \"1s\" # flag --set\n"),
+        "{out}"
+    );
+}
+
+#[test]
+fn a_configuration_file_that_is_not_there_is_a_fault_beside_the_others() {
+    let (code, out, err) = command(&["serve", "--config", "/nowhere.toml", "--log-format", "xml"]);
+    assert!(code == 1 && out.is_empty(), "{out}");
+    assert!(err.contains("/nowhere.toml: cannot be read: ") && err.contains("log.format = \"xml\""), "{err}");
+}
