@@ -97,7 +97,7 @@ fn app_state(
 fn serve_limits(config: &Config) -> ServeLimits {
     ServeLimits {
         connections: config.http.max_connections.get(),
-        streams_per_connection: config.http.max_streams_per_connection,
+        streams_per_connection: config.http.max_streams_per_connection.get(),
         header_read_timeout: config.http.header_read_timeout,
         header_bytes: usize::try_from(config.http.max_header_bytes.0).unwrap_or(usize::MAX),
         grace: config.drain.grace,

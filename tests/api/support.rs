@@ -10,7 +10,7 @@ use concertina::model::{
     Dim, InferResponse, ModelSpec, ModelState, OutputTensor, Settings, Table, TensorSpec, ValidRequest,
 };
 use concertina::tensor::DataType;
-use concertina::units::ModelId;
+use concertina::units::{ByteSize, ModelId};
 use http_body_util::BodyExt as _;
 use std::sync::Arc;
 use std::time::Duration;

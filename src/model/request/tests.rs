@@ -1,6 +1,6 @@
 use super::*;
 use crate::model::Settings;
-use crate::units::ModelId;
+use crate::units::{ByteSize, ModelId};
 use bytes::Bytes;
 
 fn spec(name: &str, datatype: DataType, shape: &[Dim]) -> TensorSpec {
