@@ -1,7 +1,7 @@
 //! HTTP: the Open Inference Protocol as a skin over the batcher's handle.
 //!
 //! A request passes `edge` (request id, tracing span, panic to 500), then its route. Of the inference path, `body` reads
-//! within limits, `decode`, `reader`, `data` and `binary` make an [`InferRequest`](crate::model::InferRequest) of it,
+//! within limits, `decode`, `reader`, `data` (with `fast`) and `binary` make an [`InferRequest`](crate::model::InferRequest) of it,
 //! [`ValidRequest`](crate::model::ValidRequest) compares it with its model, the batcher answers, `encode` writes. Every
 //! failure is an `ApiError`, and one function in `error` gives it a status. `serve` accepts connections.
 //!
@@ -15,6 +15,7 @@ mod decode;
 mod edge;
 mod encode;
 mod error;
+mod fast;
 mod infer;
 mod metadata;
 mod path;

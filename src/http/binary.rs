@@ -70,7 +70,7 @@ pub(super) fn raw(model: &ModelSpec, body: Chunks) -> Result<Decoded, ApiError> 
             let unit = known.and_then(|known| known.checked_mul(size)).ok_or_else(unsolvable)?;
             let open = match dims.clone().filter(Option::is_none).count() {
                 0 => 1,
-                1 if unit > 0 && body.len() % unit == 0 => body.len() / unit,
+                1 if unit > 0 && body.len().is_multiple_of(unit) => body.len() / unit,
                 _ => return Err(unsolvable()),
             };
             (open, normalised(input.datatype, body))

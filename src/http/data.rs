@@ -1,13 +1,14 @@
 //! The `data` array of a JSON tensor, straight into the wire's binary form: no values in between.
 
 use super::error::ApiError;
+use super::fast;
 use super::reader::{Fault, Reader, integer, must_be};
 use crate::tensor::DataType;
 use half::{bf16, f16};
 use jiter::{Jiter, Peek};
 
 /// How deep `data` may be nested.
-const MAX_DEPTH: usize = 100;
+pub(super) const MAX_DEPTH: usize = 100;
 
 /// Reads `data`, flat or nested in any way, of exactly `elements` elements. `input` is its position in the request.
 pub(super) fn read(
@@ -16,45 +17,58 @@ pub(super) fn read(
     elements: usize,
     input: usize,
 ) -> Result<Vec<u8>, ApiError> {
+    // Both paths of a type: the fast one over bare text, the general one that also finds the words for a fault.
+    macro_rules! fixed {
+        ($fast:expr, $general:expr, $to_bytes:expr) => {{
+            let fast = |text: &[u8]| $fast(text).map(|(value, len)| ($to_bytes(value), len));
+            let general = |json: &mut Jiter<'_>, peek| $general(json, peek).map($to_bytes);
+            fixed(reader, datatype, elements, input, (fast, general))
+        }};
+    }
+    macro_rules! integers {
+        ($type:ty) => {
+            fixed!(fast::integer::<$type>, integer::<$type>, <$type>::to_le_bytes)
+        };
+    }
     match datatype {
-        DataType::Bool => fixed(reader, datatype, elements, input, |json, peek| match peek {
-            Peek::True | Peek::False => json.known_bool(peek).map(|value| [u8::from(value)]).map_err(Fault::Broken),
-            _ => Err(Fault::Value),
-        }),
-        DataType::Uint8 => fixed(reader, datatype, elements, input, |j, p| integer(j, p).map(u8::to_le_bytes)),
-        DataType::Uint16 => fixed(reader, datatype, elements, input, |j, p| integer(j, p).map(u16::to_le_bytes)),
-        DataType::Uint32 => fixed(reader, datatype, elements, input, |j, p| integer(j, p).map(u32::to_le_bytes)),
-        DataType::Uint64 => fixed(reader, datatype, elements, input, |j, p| integer(j, p).map(u64::to_le_bytes)),
-        DataType::Int8 => fixed(reader, datatype, elements, input, |j, p| integer(j, p).map(i8::to_le_bytes)),
-        DataType::Int16 => fixed(reader, datatype, elements, input, |j, p| integer(j, p).map(i16::to_le_bytes)),
-        DataType::Int32 => fixed(reader, datatype, elements, input, |j, p| integer(j, p).map(i32::to_le_bytes)),
-        DataType::Int64 => fixed(reader, datatype, elements, input, |j, p| integer(j, p).map(i64::to_le_bytes)),
-        DataType::Fp16 => {
-            fixed(reader, datatype, elements, input, |j, p| number(j, p).map(|x| f16::from_f64(x).to_le_bytes()))
-        }
-        DataType::Bf16 => {
-            fixed(reader, datatype, elements, input, |j, p| number(j, p).map(|x| bf16::from_f64(x).to_le_bytes()))
-        }
+        DataType::Bool => fixed!(fast::bool, bool, |value| [u8::from(value)]),
+        DataType::Uint8 => integers!(u8),
+        DataType::Uint16 => integers!(u16),
+        DataType::Uint32 => integers!(u32),
+        DataType::Uint64 => integers!(u64),
+        DataType::Int8 => integers!(i8),
+        DataType::Int16 => integers!(i16),
+        DataType::Int32 => integers!(i32),
+        DataType::Int64 => integers!(i64),
+        DataType::Fp16 => fixed!(fast::float64, number, |value| f16::from_f64(value).to_le_bytes()),
+        DataType::Bf16 => fixed!(fast::float64, number, |value| bf16::from_f64(value).to_le_bytes()),
         DataType::Fp32 => {
-            fixed(reader, datatype, elements, input, |j, p| number(j, p).map(|x| (x as f32).to_le_bytes()))
+            let general = |json: &mut Jiter<'_>, peek| number(json, peek).map(|value| value as f32);
+            fixed!(fast::float32, general, f32::to_le_bytes)
         }
-        DataType::Fp64 => fixed(reader, datatype, elements, input, |j, p| number(j, p).map(f64::to_le_bytes)),
+        DataType::Fp64 => fixed!(fast::float64, number, f64::to_le_bytes),
         DataType::Bytes => strings(reader, elements, input),
     }
 }
 
-/// Elements of `N` bytes each.
+/// Elements of `N` bytes each, by the fast path or else by the general one.
 fn fixed<const N: usize>(
     reader: &mut Reader<'_>,
     datatype: DataType,
     elements: usize,
     input: usize,
-    mut element: impl FnMut(&mut Jiter<'_>, Peek) -> Result<[u8; N], Fault>,
+    (fast, general): (
+        impl Fn(&[u8]) -> Option<([u8; N], usize)>,
+        impl Fn(&mut Jiter<'_>, Peek) -> Result<[u8; N], Fault>,
+    ),
 ) -> Result<Vec<u8>, ApiError> {
-    // An element takes at least a digit and a comma: a shape alone must not make the server allocate.
-    let mut out = Vec::with_capacity(elements.min(reader.left() / 2 + 1) * N);
+    if let Some((out, len)) = fast::array(reader.rest(), elements, fast) {
+        reader.advance(len);
+        return Ok(out);
+    }
+    let mut out = Vec::new();
     walk(reader, datatype, elements, input, |json, peek| {
-        out.extend_from_slice(&element(json, peek)?);
+        out.extend_from_slice(&general(json, peek)?);
         Ok(())
     })?;
     Ok(out)
@@ -62,7 +76,7 @@ fn fixed<const N: usize>(
 
 /// Elements of BYTES: a length, then that many bytes.
 fn strings(reader: &mut Reader<'_>, elements: usize, input: usize) -> Result<Vec<u8>, ApiError> {
-    let mut out = Vec::with_capacity(elements.saturating_mul(4).min(reader.left()));
+    let mut out = Vec::with_capacity(elements.saturating_mul(4).min(reader.rest().len()));
     walk(reader, DataType::Bytes, elements, input, |json, peek| {
         if peek != Peek::String {
             return Err(Fault::Value);
@@ -74,6 +88,13 @@ fn strings(reader: &mut Reader<'_>, elements: usize, input: usize) -> Result<Vec
         Ok(())
     })?;
     Ok(out)
+}
+
+fn bool(json: &mut Jiter<'_>, peek: Peek) -> Result<bool, Fault> {
+    match peek {
+        Peek::True | Peek::False => json.known_bool(peek).map_err(Fault::Broken),
+        _ => Err(Fault::Value),
+    }
 }
 
 fn number(json: &mut Jiter<'_>, peek: Peek) -> Result<f64, Fault> {

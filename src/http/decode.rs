@@ -5,7 +5,6 @@ use super::reader::{Reader, must_be};
 use super::{binary, data};
 use crate::model::{InferRequest, InputTensor};
 use crate::tensor::{Chunks, DataType, MAX_RANK, Shape, Tensor, element_count};
-use std::ops::Range;
 use std::time::Duration;
 
 /// A decoded request and how its answer is to look.
@@ -242,8 +241,8 @@ struct Input {
 enum Data {
     /// Read: datatype and shape came before it.
     Read(Vec<u8>),
-    /// Where it lies in the JSON, to be read once datatype and shape are known.
-    Later(Range<usize>),
+    /// Where it begins in the JSON, to be read once datatype and shape are known.
+    Later(usize),
 }
 
 impl Input {
@@ -261,7 +260,7 @@ impl Input {
                     (Some(datatype), Some(shape)) => {
                         Data::Read(data::read(reader, datatype, elements(shape, index)?, index)?)
                     }
-                    _ => Data::Later(reader.skip_range(&at)?),
+                    _ => Data::Later(reader.skip_over(&at)?),
                 };
                 set(&mut self.data, data, "data", index)
             }
@@ -296,8 +295,8 @@ impl Input {
         let datatype = self.datatype.ok_or_else(|| missing(&format_args!("inputs[{index}].datatype")))?;
         let data = match (self.data, self.binary_size) {
             (Some(Data::Read(bytes)), None) => bytes.into(),
-            (Some(Data::Later(range)), None) => {
-                let mut reader = Reader::new(&head[range]);
+            (Some(Data::Later(start)), None) => {
+                let mut reader = Reader::from(head, start);
                 data::read(&mut reader, datatype, elements(&shape, index)?, index)?.into()
             }
             (None, Some(size)) => binary::normalised(datatype, tail.take(size, index)?),

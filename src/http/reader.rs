@@ -6,14 +6,21 @@ use std::fmt::Display;
 
 /// Reads JSON from front to back; every method takes the name of the field that it reads, for the error.
 pub(super) struct Reader<'j> {
-    json: Jiter<'j>,
     text: &'j [u8],
+    /// The parser, which sees the text from `base` on.
+    json: Jiter<'j>,
+    base: usize,
 }
 
 impl<'j> Reader<'j> {
     /// A reader that takes the bare words `NaN`, `Infinity` and `-Infinity` for numbers.
     pub(super) fn new(text: &'j [u8]) -> Self {
-        Self { json: Jiter::new(text).with_allow_inf_nan(), text }
+        Self::from(text, 0)
+    }
+
+    /// The same, of the text from `base` on.
+    pub(super) fn from(text: &'j [u8], base: usize) -> Self {
+        Self { text, json: Jiter::new(&text[base..]).with_allow_inf_nan(), base }
     }
 
     /// The parser itself, for loops in which every instruction counts.
@@ -21,9 +28,19 @@ impl<'j> Reader<'j> {
         &mut self.json
     }
 
-    /// How many bytes have not been read.
-    pub(super) fn left(&self) -> usize {
-        self.text.len() - self.json.current_index()
+    /// Where in the text the reader is.
+    fn position(&self) -> usize {
+        self.base + self.json.current_index()
+    }
+
+    /// What has not been read.
+    pub(super) fn rest(&self) -> &'j [u8] {
+        &self.text[self.position()..]
+    }
+
+    /// Goes on `len` bytes later, behind a value that somebody else has read. The parser keeps no state but its position.
+    pub(super) fn advance(&mut self, len: usize) {
+        *self = Self::from(self.text, self.position() + len);
     }
 
     /// A fault of the JSON itself while `field` was read.
@@ -32,11 +49,10 @@ impl<'j> Reader<'j> {
             JiterErrorType::JsonError(kind) => kind.to_string(),
             JiterErrorType::WrongType { expected, actual } => format!("expected {expected} but found {actual}"),
         };
-        let position = error.get_position(&self.json);
-        ApiError::invalid(format!(
-            "{field}: malformed JSON at line {} column {}: {what}",
-            position.line, position.column
-        ))
+        let before = &self.text[..(self.base + error.index).min(self.text.len())];
+        let line = before.iter().filter(|&&byte| byte == b'\n').count() + 1;
+        let column = before.iter().rev().take_while(|&&byte| byte != b'\n').count() + 1;
+        ApiError::invalid(format!("{field}: malformed JSON at line {line} column {column}: {what}"))
     }
 
     /// What comes next.
@@ -57,12 +73,12 @@ impl<'j> Reader<'j> {
         self.json.next_skip().map_err(|error| self.broken(&error, field))
     }
 
-    /// Reads over a value and says where it lies in the text.
-    pub(super) fn skip_range(&mut self, field: &dyn Display) -> Result<std::ops::Range<usize>, ApiError> {
+    /// Reads over a value and says where in the text it begins.
+    pub(super) fn skip_over(&mut self, field: &dyn Display) -> Result<usize, ApiError> {
         self.peek(field)?; // past the white space
-        let start = self.json.current_index();
+        let start = self.position();
         self.skip(field)?;
-        Ok(start..self.json.current_index())
+        Ok(start)
     }
 
     /// A string.

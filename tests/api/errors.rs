@@ -29,7 +29,7 @@ async fn refused(app: &App, body: &str, expected: &str) {
 #[tokio::test]
 async fn malformed_requests_name_the_field() {
     let table = [
-        ("", "the request: malformed JSON at line 1 column 0"),
+        ("", "the request: malformed JSON at line 1 column 1"),
         ("[]", "the request must be an object"),
         ("{", "malformed JSON"),
         (r#"{"inputs":[]} x"#, "trailing characters"),

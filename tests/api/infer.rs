@@ -13,7 +13,7 @@ fn fp32() -> App {
 }
 
 /// An FP32 output of two elements, as in the example of the protocol.
-fn half_and_minus_two(_: ValidRequest) -> Result<InferResponse, InferError> {
+fn half_and_minus_two(_: &ValidRequest) -> Result<InferResponse, InferError> {
     let data = vec![0, 0, 0, 0x3f, 0, 0, 0, 0xc0].into();
     let tensor = Tensor { datatype: DataType::Fp32, shape: [1, 2][..].into(), data };
     Ok(InferResponse { outputs: vec![OutputTensor { index: 0, tensor }] })
@@ -223,7 +223,7 @@ async fn priority_timeout_and_rows_reach_the_batcher() {
         let job = jobs.recv().await.unwrap();
         assert_eq!((job.request.priority, job.request.timeout), (2, Some(Duration::from_micros(1500))));
         assert_eq!(job.request.rows, 20, "more than max_batch_size: the scheduler splits them");
-        job.reply.send(give_back(job.request)).unwrap();
+        job.reply.send(give_back(&job.request)).unwrap();
     };
     let (reply, ()) = tokio::join!(app.infer_mixed(body, &[0; 80]), answer);
     let outcome = reply.outcome.unwrap();

@@ -18,15 +18,15 @@ use tokio::sync::{mpsc, watch};
 use tower::ServiceExt as _;
 
 /// The limit of bodies in these tests.
-pub const BODY_LIMIT: usize = 1 << 20;
+pub(crate) const BODY_LIMIT: usize = 1 << 20;
 
 /// Input and output `name` of a model that gives back what it gets: two dimensions, the first is the batch.
-pub fn tensor(name: &str, datatype: DataType) -> TensorSpec {
+pub(crate) fn tensor(name: &str, datatype: DataType) -> TensorSpec {
     TensorSpec { name: name.to_owned(), datatype, shape: vec![Dim::Symbol("batch".to_owned()), Dim::Any] }
 }
 
 /// A model whose outputs are its inputs, under the same names.
-pub fn echo(name: &str, tensors: Vec<TensorSpec>) -> ModelSpec {
+pub(crate) fn echo(name: &str, tensors: Vec<TensorSpec>) -> ModelSpec {
     ModelSpec {
         id: ModelId(1),
         name: name.to_owned(),
@@ -47,23 +47,23 @@ pub fn echo(name: &str, tensors: Vec<TensorSpec>) -> ModelSpec {
 }
 
 /// What the fake batcher answers with.
-pub type Answer = fn(ValidRequest) -> Result<InferResponse, InferError>;
+pub(crate) type Answer = fn(&ValidRequest) -> Result<InferResponse, InferError>;
 
 /// Gives the inputs back as outputs.
-pub fn give_back(request: ValidRequest) -> Result<InferResponse, InferError> {
+pub(crate) fn give_back(request: &ValidRequest) -> Result<InferResponse, InferError> {
     let output = |&index: &usize| OutputTensor { index, tensor: request.inputs[index].clone() };
     Ok(InferResponse { outputs: request.outputs.iter().map(output).collect() })
 }
 
 /// A server without a socket.
-pub struct App {
-    pub router: Router,
-    pub models: Arc<ArcSwap<Table>>,
-    pub phase: watch::Sender<Phase>,
+pub(crate) struct App {
+    pub(crate) router: Router,
+    pub(crate) models: Arc<ArcSwap<Table>>,
+    pub(crate) phase: watch::Sender<Phase>,
 }
 
 /// A server, and the end at which its requests arrive.
-pub fn app_with_jobs(specs: Vec<ModelSpec>, capacity: usize) -> (App, mpsc::Receiver<Job>) {
+pub(crate) fn app_with_jobs(specs: Vec<ModelSpec>, capacity: usize) -> (App, mpsc::Receiver<Job>) {
     let mut table = Table { scanned: true, ..Table::default() };
     for spec in specs {
         let versions = table.models.entry(spec.name.clone()).or_default();
@@ -83,53 +83,53 @@ pub fn app_with_jobs(specs: Vec<ModelSpec>, capacity: usize) -> (App, mpsc::Rece
 }
 
 /// A server whose requests are answered by `answer`.
-pub fn app_answering(specs: Vec<ModelSpec>, answer: Answer) -> App {
+pub(crate) fn app_answering(specs: Vec<ModelSpec>, answer: Answer) -> App {
     let (app, mut jobs) = app_with_jobs(specs, 16);
     tokio::spawn(async move {
         while let Some(job) = jobs.recv().await {
-            let _gone = job.reply.send(answer(job.request));
+            let _gone = job.reply.send(answer(&job.request));
         }
     });
     app
 }
 
 /// A server with one model `m` that gives back what it gets.
-pub fn echo_app(tensors: Vec<TensorSpec>) -> App {
+pub(crate) fn echo_app(tensors: Vec<TensorSpec>) -> App {
     app_answering(vec![echo("m", tensors)], give_back)
 }
 
 /// A response, read to its end.
 #[derive(Debug)]
-pub struct Reply {
-    pub status: StatusCode,
-    pub headers: HeaderMap,
-    pub body: Vec<u8>,
-    pub outcome: Option<Outcome>,
+pub(crate) struct Reply {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Vec<u8>,
+    pub(crate) outcome: Option<Outcome>,
 }
 
 impl Reply {
-    pub fn header(&self, name: &str) -> Option<&str> {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name).map(|value| value.to_str().unwrap())
     }
 
-    pub fn text(&self) -> &str {
+    pub(crate) fn text(&self) -> &str {
         std::str::from_utf8(&self.body).unwrap()
     }
 
-    pub fn json(&self) -> serde_json::Value {
+    pub(crate) fn json(&self) -> serde_json::Value {
         assert_eq!(self.header("content-type"), Some("application/json"));
         serde_json::from_slice(&self.body).unwrap()
     }
 
     /// The text and the code of an error.
-    pub fn error(&self) -> (String, String) {
+    pub(crate) fn error(&self) -> (String, String) {
         let json = self.json();
         (json["error"].as_str().unwrap().to_owned(), json["code"].as_str().unwrap().to_owned())
     }
 }
 
 impl App {
-    pub async fn send(&self, request: Request<Body>) -> Reply {
+    pub(crate) async fn send(&self, request: Request<Body>) -> Reply {
         let response = self.router.clone().oneshot(request).await.unwrap();
         let (parts, body) = response.into_parts();
         let body = body.collect().await.unwrap().to_bytes().to_vec();
@@ -141,21 +141,21 @@ impl App {
         }
     }
 
-    pub async fn get(&self, path: &str) -> Reply {
+    pub(crate) async fn get(&self, path: &str) -> Reply {
         self.request("GET", path).await
     }
 
-    pub async fn request(&self, method: &str, path: &str) -> Reply {
+    pub(crate) async fn request(&self, method: &str, path: &str) -> Reply {
         self.send(Request::builder().method(method).uri(path).body(Body::empty()).unwrap()).await
     }
 
     /// An inference by model `m` with a JSON body.
-    pub async fn infer(&self, body: impl Into<Body>) -> Reply {
+    pub(crate) async fn infer(&self, body: impl Into<Body>) -> Reply {
         self.infer_binary(None, body).await
     }
 
     /// The same with `Inference-Header-Content-Length`.
-    pub async fn infer_binary(&self, json_length: Option<&str>, body: impl Into<Body>) -> Reply {
+    pub(crate) async fn infer_binary(&self, json_length: Option<&str>, body: impl Into<Body>) -> Reply {
         let mut request = Request::post("/v2/models/m/infer");
         if let Some(length) = json_length {
             request = request.header("Inference-Header-Content-Length", length);
@@ -164,7 +164,7 @@ impl App {
     }
 
     /// JSON followed by binary tensors, with the right header.
-    pub async fn infer_mixed(&self, json: &str, tail: &[u8]) -> Reply {
+    pub(crate) async fn infer_mixed(&self, json: &str, tail: &[u8]) -> Reply {
         let body = [json.as_bytes(), tail].concat();
         self.infer_binary(Some(&json.len().to_string()), body).await
     }
