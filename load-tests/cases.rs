@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 /// A model and the shape of its rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Case {
+pub(crate) enum Case {
     /// The sentence encoder at this many tokens.
     Minilm(usize),
     /// The file classifier.
@@ -30,7 +30,7 @@ impl FromStr for Case {
 }
 
 /// Elements of one input.
-pub enum Data {
+pub(crate) enum Data {
     /// INT64.
     I64(Vec<i64>),
     /// INT32.
@@ -40,7 +40,7 @@ pub enum Data {
 }
 
 /// One input of a case.
-pub struct CaseInput {
+pub(crate) struct CaseInput {
     /// Its name.
     pub name: &'static str,
     /// Its dimensions.
@@ -51,7 +51,7 @@ pub struct CaseInput {
 
 impl CaseInput {
     /// The datatype's name on the wire.
-    pub fn datatype(&self) -> &'static str {
+    pub(crate) fn datatype(&self) -> &'static str {
         match self.data {
             Data::I64(_) => "INT64",
             Data::I32(_) => "INT32",
@@ -60,7 +60,7 @@ impl CaseInput {
     }
 
     /// The elements in binary form.
-    pub fn bytes(&self) -> Vec<u8> {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
         match &self.data {
             Data::I64(data) => data.iter().flat_map(|value| value.to_le_bytes()).collect(),
             Data::I32(data) => data.iter().flat_map(|value| value.to_le_bytes()).collect(),
@@ -71,7 +71,7 @@ impl CaseInput {
 
 impl Case {
     /// The model's name in the repository.
-    pub fn model(self) -> &'static str {
+    pub(crate) fn model(self) -> &'static str {
         match self {
             Self::Minilm(_) => "minilm",
             Self::Magika => "magika",
@@ -81,7 +81,7 @@ impl Case {
     }
 
     /// Pseudo-random rows; other seeds give other rows.
-    pub fn inputs(self, rows: usize, seed: u64) -> Vec<CaseInput> {
+    pub(crate) fn inputs(self, rows: usize, seed: u64) -> Vec<CaseInput> {
         let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(1));
         match self {
             Self::Minilm(tokens) => {
@@ -119,7 +119,7 @@ impl Random {
 }
 
 /// CPU seconds of this process, user and system, all threads.
-pub fn own_cpu_seconds() -> f64 {
+pub(crate) fn own_cpu_seconds() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     // The fields behind the command's closing parenthesis; 14 and 15 of the whole line are user and system ticks.
     let fields: Vec<&str> = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().collect();

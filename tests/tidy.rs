@@ -7,16 +7,18 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Which modules each module may name. A module that is not here is a new part of the architecture: say what it may use.
-const DIRECTIONS: [(&str, &[&str]); 14] = [
+const DIRECTIONS: [(&str, &[&str]); 15] = [
     ("main", &["cli", "runtime", "server"]),
     ("cli", &["config", "keys", "model", "repository", "tensor"]),
-    ("server", &["batcher", "config", "http", "metrics", "model", "repository", "runtime", "units"]),
+    ("server", &["batcher", "clock", "config", "http", "metrics", "model", "repository", "runtime", "units"]),
     ("http", &["batcher", "metrics", "model", "tensor", "units"]),
-    ("repository", &["config", "keys", "model", "runtime", "units"]),
-    ("batcher", &["metrics", "model", "runtime", "scheduler", "tensor", "units"]),
-    ("runtime", &["memory", "model", "tensor", "units"]),
+    // The loader hands what it loads to the batcher, with a plan for the scheduler.
+    ("repository", &["batcher", "clock", "config", "keys", "metrics", "model", "runtime", "scheduler", "units"]),
+    ("batcher", &["clock", "metrics", "model", "runtime", "scheduler", "tensor", "units"]),
+    ("runtime", &["clock", "memory", "model", "tensor", "units"]),
     ("config", &["keys", "model", "units"]),
-    ("metrics", &["units"]),
+    ("metrics", &["scheduler", "units"]),
+    ("clock", &["units"]),
     ("model", &["keys", "tensor", "units"]),
     ("memory", &["units"]),
     ("scheduler", &["units"]),

@@ -3,8 +3,8 @@
 use super::Candidate;
 use crate::batcher::{ModelLoad, Sample};
 use crate::clock::Clock;
-use crate::model::settings::BatchAxis;
 use crate::model::derive::{Derived, derive};
+use crate::model::settings::BatchAxis;
 use crate::model::{ModelSpec, Settings};
 use crate::runtime::calibrate::{self, Calibration, CalibrationError};
 use crate::runtime::{Completion, Runtime, Session, SessionOptions, Worker, WorkerHandle};

@@ -204,7 +204,7 @@ async fn models_that_cannot_answer() {
     assert!(reply.outcome.unwrap().model.is_none());
     assert_eq!(infer("/v2/models/m/versions/9/infer").await.status, 404);
     let models = BTreeMap::from([("m".to_owned(), BTreeMap::from([(1, ModelState::Loading)]))]);
-    app.models.store(Arc::new(Table { models, scanned: true }));
+    app.models.store(Arc::new(Table { models, scanned: true, ..Table::default() }));
     let reply = infer("/v2/models/m/infer").await;
     assert_eq!((reply.status.as_u16(), reply.error().1.as_str()), (503, "unavailable"));
     assert!(reply.header("retry-after").is_some());

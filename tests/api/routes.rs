@@ -21,7 +21,7 @@ fn app(specs: Vec<ModelSpec>) -> App {
 /// Replaces the table by one in which model `m` has these states.
 fn publish(app: &App, states: Vec<(u64, ModelState)>) {
     let models = BTreeMap::from([("m".to_owned(), states.into_iter().collect())]);
-    app.models.store(Arc::new(Table { models, scanned: true }));
+    app.models.store(Arc::new(Table { models, scanned: true, ..Table::default() }));
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! Over a real socket: what the router alone cannot show.
 
 use crate::support::{App, app_with_jobs, echo, give_back, tensor};
-use concertina::batcher::Job;
+use concertina::batcher::Jobs;
 use concertina::http::Phase;
 use concertina::http::serve::{ServeLimits, serve};
 use concertina::tensor::DataType;
@@ -9,12 +9,11 @@ use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 struct Server {
     app: App,
-    jobs: mpsc::Receiver<Job>,
+    jobs: Jobs,
     address: SocketAddr,
     task: JoinHandle<()>,
 }

@@ -4,7 +4,7 @@ use arc_swap::ArcSwap;
 use axum::Router;
 use axum::body::Body;
 use axum::http::{HeaderMap, Request, StatusCode};
-use concertina::batcher::{Batcher, InferError, Job};
+use concertina::batcher::{Batcher, InferError, Jobs};
 use concertina::http::{AppState, Limits, Outcome, Phase, router};
 use concertina::model::{
     Dim, InferResponse, ModelSpec, ModelState, OutputTensor, Settings, Table, TensorSpec, ValidRequest,
@@ -14,7 +14,7 @@ use concertina::units::{ByteSize, ModelId};
 use http_body_util::BodyExt as _;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tower::ServiceExt as _;
 
 /// The limit of bodies in these tests.
@@ -64,7 +64,7 @@ pub(crate) struct App {
 }
 
 /// A server, and the end at which its requests arrive.
-pub(crate) fn app_with_jobs(specs: Vec<ModelSpec>, capacity: usize) -> (App, mpsc::Receiver<Job>) {
+pub(crate) fn app_with_jobs(specs: Vec<ModelSpec>, capacity: usize) -> (App, Jobs) {
     let mut table = Table { scanned: true, ..Table::default() };
     for spec in specs {
         let versions = table.models.entry(spec.name.clone()).or_default();
