@@ -1,7 +1,7 @@
 """Rows of many clients run together, and each answer belongs to the row that asked."""
 import numpy as np
 from harness import ServerTestCase, as_inputs, in_threads, infer
-from tritonclient.utils import InferenceServerException
+from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
 CLIENTS, REQUESTS = 64, 40
 
@@ -27,7 +27,7 @@ class Batching(ServerTestCase):
     def test_strings_stay_with_their_row(self):
         width, rows = 2, 2 * self.largest_batch("datatypes") + 1
         texts = np.array([f"{row}/{column}" * (row % 7) for row in range(rows) for column in range(width)], dtype=object)
-        arrays = {entry["name"]: np.zeros((rows, width), dtype=kind(entry["datatype"]))
+        arrays = {entry["name"]: np.zeros((rows, width), dtype=triton_to_np_dtype(entry["datatype"]))
                   for entry in self.client.get_model_metadata("datatypes")["inputs"]}
         arrays["in_bytes"] = np.array([text.encode() for text in texts], dtype=object).reshape(rows, width)
         arrays["in_uint64"] = np.arange(rows * width, dtype=np.uint64).reshape(rows, width)
@@ -64,6 +64,12 @@ class Batching(ServerTestCase):
             self.assert_same(outputs["mean"], total.astype(np.float32) / np.maximum(count, 1).astype(np.float32))
 
         self.each_client("varlen", make, check)
+
+    def test_requests_are_not_joined_where_rows_depend_on_each_other(self):
+        self.each_client(
+            "coupled",
+            lambda random: {"x": random.integers(-9999, 9999, (random.integers(1, 9), 4)).astype(np.float32)},
+            lambda inputs, outputs: self.assert_same(outputs["y"], inputs["x"] - inputs["x"].max()))
 
     def test_one_row_that_fails_leaves_its_neighbours_alone(self):
         def work(number):
@@ -104,10 +110,3 @@ class Batching(ServerTestCase):
                     return refusal.status()
 
         self.assertIn("504", in_threads(8, work))
-
-
-def kind(datatype):
-    """The numpy type of a protocol datatype."""
-    from tritonclient.utils import triton_to_np_dtype
-
-    return triton_to_np_dtype(datatype)

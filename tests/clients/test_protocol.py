@@ -114,6 +114,7 @@ class Infer(ServerTestCase):
         table = np.array([[1, 2, 3], [4, 5, 6]], dtype=np.float32)
         self.assert_same(self.infer("no_batch", {"x": table})["y"], 2 * table)
         self.assert_same(self.infer("bad_output_fixed", {"x": ROWS})["total"], ROWS.sum().reshape(1, 1))
+        self.assert_same(self.infer("bad_output_unnamed", {"x": ROWS})["total"], ROWS.sum().reshape(1, 1))
         self.assert_same(self.infer("bad_output_symbolic", {"x": ROWS})["columns"], ROWS.sum(axis=0))
 
     def test_the_batch_may_be_the_last_axis(self):

@@ -118,6 +118,20 @@ def bad_output_symbolic():
 
 
 @model
+def bad_output_unnamed():
+    """total = the sum of all rows, under a name for its first dimension as exporters make them up: it says nothing."""
+    return ([node("ReduceSum", ["x"], ["total"], keepdims=1)],
+            [tensor("x", FLOAT, ["batch", 4])], [tensor("total", FLOAT, ["ReduceSumtotal_dim_0", 1])], [])
+
+
+@model
+def coupled():
+    """y = x minus the largest value of all rows: the shapes look like a batch, the rows depend on each other."""
+    return ([node("ReduceMax", ["x"], ["largest"], keepdims=1), node("Sub", ["x", "largest"], ["y"])],
+            [tensor("x", FLOAT, ["batch", 4])], [tensor("y", FLOAT, ["batch", 4])], [])
+
+
+@model
 def fails():
     """y = 10 * index for an index in 0..9; one above 9 fails while it runs, and the whole batch with it."""
     return ([node("Gather", ["table", "index"], ["y"])], [tensor("index", INT64, ["batch", 1])],
