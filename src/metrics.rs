@@ -29,19 +29,52 @@ pub struct Metrics {
     queue_requests: IntGaugeVec,
     queue_rows: IntGaugeVec,
     queue_seconds: HistogramVec,
-    batch_rows: HistogramVec,
-    batch_fill_ratio: HistogramVec,
-    batches: IntCounterVec,
-    batch_limited: IntCounterVec,
-    stage_seconds: GaugeVec,
-    estimate_ratio: HistogramVec,
+    batch: BatchFamilies,
     rejections: IntCounterVec,
     load_seconds: GaugeVec,
     memory_bytes: IntGaugeVec,
-    /// Connections that are open.
-    pub connections: IntGauge,
-    /// Requests that HTTP has accepted and not yet answered.
-    pub requests_in_flight: IntGauge,
+    requests_in_flight: IntGaugeVec,
+}
+
+/// What is counted per batch.
+#[derive(Debug)]
+struct BatchFamilies {
+    rows: HistogramVec,
+    fill_ratio: HistogramVec,
+    outcomes: IntCounterVec,
+    limited: IntCounterVec,
+    stage_seconds: GaugeVec,
+    estimate_ratio: HistogramVec,
+}
+
+impl BatchFamilies {
+    fn new(built: &Built<'_>) -> Self {
+        let tenths = prometheus::linear_buckets(0.1, 0.1, 10).expect("ten buckets");
+        let ratios = [0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 1.0, 1.02, 1.05, 1.1, 1.25, 1.5, 2.0, 4.0];
+        Self {
+            rows: built.histograms("batch_rows", "Rows per batch, padding not counted.", &MODEL, &rows_buckets()),
+            fill_ratio: built.histograms("batch_fill_ratio", "Rows over rows run, padding included.", &MODEL, &tenths),
+            outcomes: built.counters("batches_total", "Batches by how they ended.", &and("outcome")),
+            limited: built.counters("batch_limited_total", "What kept batches from being larger.", &and("by")),
+            stage_seconds: built.float_gauges("stage_seconds_total", "Seconds of instances per stage.", &and("stage")),
+            estimate_ratio: built.histograms("estimate_ratio", "Observed over predicted.", &and("of"), &ratios),
+        }
+    }
+}
+
+/// A request inside HTTP.
+#[derive(Debug)]
+pub struct InFlight(IntGauge);
+
+impl Drop for InFlight {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+/// The labels of a model version and one more.
+fn and(label: &'static str) -> [&'static str; 3] {
+    [MODEL[0], MODEL[1], label]
 }
 
 /// The labels of one model version.
@@ -62,77 +95,32 @@ impl Metrics {
     pub fn new() -> Self {
         let registry = Registry::new();
         let built = Built { registry: &registry };
-        let model_and = |extra: &'static str| [MODEL[0], MODEL[1], extra];
+        let seconds = seconds_buckets();
         let metrics = Self {
-            requests: built.counters(
-                "requests_total",
-                "Requests answered, by outcome code (ok or the error code).",
-                &model_and("code"),
-            ),
-            request_seconds: built.histograms(
-                "request_seconds",
-                "Time from a request's arrival to its answer.",
-                &MODEL,
-                seconds_buckets(),
-            ),
+            requests: built.counters("requests_total", "Requests answered, by code: ok or the error's.", &and("code")),
+            request_seconds: built.histograms("request_seconds", "From arrival to answer.", &MODEL, &seconds),
             request_rows: built.counters("request_rows_total", "Rows offered, refused ones included.", &MODEL),
-            queue_requests: built.gauges("queue_requests", "Requests that wait or have rows that wait.", &MODEL),
+            rejections: built.counters("rejections_total", "Requests that the scheduler refused.", &and("reason")),
+            queue_requests: built.gauges("queue_requests", "Requests that wait.", &MODEL),
             queue_rows: built.gauges("queue_rows", "Rows that wait.", &MODEL),
-            queue_seconds: built.histograms(
-                "queue_seconds",
-                "Time from a request's arrival to the dispatch of its first row.",
-                &MODEL,
-                seconds_buckets(),
-            ),
-            batch_rows: built.histograms("batch_rows", "Rows per batch, padding not counted.", &MODEL, rows_buckets()),
-            batch_fill_ratio: built.histograms(
-                "batch_fill_ratio",
-                "Rows per batch over the rows that ran, padding included.",
-                &MODEL,
-                prometheus::linear_buckets(0.1, 0.1, 10).expect("ten buckets"),
-            ),
-            batches: built.counters(
-                "batches_total",
-                "Batches by outcome (done, out_of_memory, failed, instance_lost).",
-                &model_and("outcome"),
-            ),
-            batch_limited: built.counters(
-                "batch_limited_total",
-                "Batches by what kept them from being larger.",
-                &model_and("by"),
-            ),
-            stage_seconds: built.float_gauges(
-                "stage_seconds_total",
-                "Seconds that instances spent per stage (gather, compute, scatter).",
-                &model_and("stage"),
-            ),
-            estimate_ratio: built.histograms(
-                "estimate_ratio",
-                "Observed over predicted, for seconds and bytes of a batch.",
-                &model_and("of"),
-                vec![0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 1.0, 1.02, 1.05, 1.1, 1.25, 1.5, 2.0, 4.0],
-            ),
-            rejections: built.counters(
-                "rejections_total",
-                "Requests refused by the scheduler, by reason.",
-                &model_and("reason"),
-            ),
-            load_seconds: built.float_gauges(
-                "model_load_seconds",
-                "How long the model took to load and warm up.",
-                &MODEL,
-            ),
-            memory_bytes: built.gauges(
-                "memory_bytes",
-                "Device memory: reserved by batches in flight, budget, capacity.",
-                &["device", "kind"],
-            ),
-            connections: built.gauge("connections", "Open connections."),
-            requests_in_flight: built.gauge("requests_in_flight", "Requests accepted and not yet answered."),
+            queue_seconds: built.histograms("queue_seconds", "From arrival to first dispatch.", &MODEL, &seconds),
+            batch: BatchFamilies::new(&built),
+            load_seconds: built.float_gauges("model_load_seconds", "Loading and warming up.", &MODEL),
+            memory_bytes: built.gauges("memory_bytes", "Device memory by kind.", &["device", "kind"]),
+            requests_in_flight: built.gauges("requests_in_flight", "Requests that HTTP has not answered yet.", &[]),
             registry: registry.clone(),
         };
-        built.gauge("build_info", "Always 1.").set(1);
+        let build = built.gauges("build_info", "Always 1.", &["version"]);
+        build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         metrics
+    }
+
+    /// One more request is inside HTTP, until the guard goes; a client that leaves takes its guard with it.
+    #[must_use]
+    pub fn request_begins(&self) -> InFlight {
+        let gauge = self.requests_in_flight.with_label_values::<&str>(&[]);
+        gauge.inc();
+        InFlight(gauge)
     }
 
     /// The handles of one model version.
@@ -146,16 +134,17 @@ impl Metrics {
             queue_rows: self.queue_rows.with_label_values(&labels),
             queue_seconds: self.queue_seconds.with_label_values(&labels),
             request_rows: self.request_rows.with_label_values(&labels),
-            batch_rows: self.batch_rows.with_label_values(&labels),
-            batch_fill_ratio: self.batch_fill_ratio.with_label_values(&labels),
-            done: self.batches.with_label_values(&with("done")),
-            out_of_memory: self.batches.with_label_values(&with("out_of_memory")),
-            failed: self.batches.with_label_values(&with("failed")),
-            instance_lost: self.batches.with_label_values(&with("instance_lost")),
-            limited: LIMITS.map(|limit| self.batch_limited.with_label_values(&with(limit_name(limit)))),
-            stages: ["gather", "compute", "scatter"].map(|stage| self.stage_seconds.with_label_values(&with(stage))),
-            seconds_ratio: self.estimate_ratio.with_label_values(&with("seconds")),
-            bytes_ratio: self.estimate_ratio.with_label_values(&with("bytes")),
+            batch_rows: self.batch.rows.with_label_values(&labels),
+            batch_fill_ratio: self.batch.fill_ratio.with_label_values(&labels),
+            done: self.batch.outcomes.with_label_values(&with("done")),
+            out_of_memory: self.batch.outcomes.with_label_values(&with("out_of_memory")),
+            failed: self.batch.outcomes.with_label_values(&with("failed")),
+            instance_lost: self.batch.outcomes.with_label_values(&with("instance_lost")),
+            limited: LIMITS.map(|limit| self.batch.limited.with_label_values(&with(limit_name(limit)))),
+            stages: ["gather", "compute", "scatter"]
+                .map(|stage| self.batch.stage_seconds.with_label_values(&with(stage))),
+            seconds_ratio: self.batch.estimate_ratio.with_label_values(&with("seconds")),
+            bytes_ratio: self.batch.estimate_ratio.with_label_values(&with("bytes")),
             load_seconds: self.load_seconds.with_label_values(&labels),
         }
     }
@@ -281,12 +270,8 @@ impl Built<'_> {
         self.register(GaugeVec::new(options(name, help), labels))
     }
 
-    fn gauge(&self, name: &str, help: &str) -> IntGauge {
-        self.register(IntGauge::with_opts(options(name, help)))
-    }
-
-    fn histograms(&self, name: &str, help: &str, labels: &[&str], buckets: Vec<f64>) -> HistogramVec {
-        let options = HistogramOpts::from(options(name, help)).buckets(buckets);
+    fn histograms(&self, name: &str, help: &str, labels: &[&str], buckets: &[f64]) -> HistogramVec {
+        let options = HistogramOpts::from(options(name, help)).buckets(buckets.to_vec());
         self.register(HistogramVec::new(options, labels))
     }
 }

@@ -111,10 +111,9 @@ async fn count(
     next: axum::middleware::Next,
 ) -> axum::response::Response {
     let started = clock.now();
-    metrics.requests_in_flight.inc();
-    let guard = InFlight(&metrics);
+    let inside = metrics.request_begins();
     let response = next.run(request).await;
-    drop(guard);
+    drop(inside);
     if let Some(outcome) = response.extensions().get::<crate::http::Outcome>()
         && let Some(model) = &outcome.model
     {
@@ -122,15 +121,6 @@ async fn count(
         metrics.answered(&model.name, model.version, code, clock.now().since(started).as_secs_f64());
     }
     response
-}
-
-/// A client that goes away drops its handler in the middle; the gauge must not keep it.
-struct InFlight<'a>(&'a Metrics);
-
-impl Drop for InFlight<'_> {
-    fn drop(&mut self) {
-        self.0.requests_in_flight.dec();
-    }
 }
 
 /// Announce, stop accepting, let everything inside end. Returns whether it did within the grace period.

@@ -422,6 +422,11 @@ impl Loop {
             model.metrics.queue_requests.set(i64::try_from(stats.queued_requests).unwrap_or(i64::MAX));
             model.metrics.queue_rows.set(i64::try_from(stats.queued_rows).unwrap_or(i64::MAX));
         }
+        for stats in self.scheduler.device_stats() {
+            let device = stats.device.to_string();
+            self.metrics.memory(&device, "run_reserved", stats.reserved.0);
+            self.metrics.memory(&device, "run_budget", stats.budget.0);
+        }
     }
 
     fn is_drained(&self) -> bool {
