@@ -103,7 +103,8 @@ pub(super) struct Class {
     pub(super) ceiling: Option<Ceiling>,
     /// Set while its smallest batch finds no memory.
     pub(super) starved: Option<Starved>,
-    waiting: BTreeMap<(Level, Ticket), RequestId>,
+    /// No level is empty.
+    waiting: BTreeMap<Level, BTreeMap<Ticket, RequestId>>,
     returned: BTreeMap<(Ticket, Rows), Piece>,
 }
 
@@ -125,7 +126,7 @@ impl Class {
 
     /// Requests with rows never dispatched.
     pub(super) fn waiting(&self) -> impl Iterator<Item = RequestId> {
-        self.waiting.values().copied()
+        self.waiting.values().flat_map(BTreeMap::values).copied()
     }
 
     fn peek_returned(&self, most: Rows) -> Vec<Part> {
@@ -142,10 +143,10 @@ impl Class {
     }
 
     fn peek_waiting(&self, requests: &Requests, level: Level, most: Rows) -> Vec<Part> {
-        let leading = self.waiting.range((level, 0)..=(level, Ticket::MAX));
-        let rest = self.waiting.iter().filter(|((other, _), _)| *other != level);
+        let leading = self.waiting.get(&level).into_iter();
+        let rest = self.waiting.iter().filter(|(other, _)| **other != level).map(|(_, queue)| queue);
         let mut parts = Parts::up_to(most);
-        for id in leading.chain(rest).map(|(_, id)| *id) {
+        for id in leading.chain(rest).flat_map(BTreeMap::values).copied() {
             let request = &requests[&id];
             if !parts.add(&Part { request: id, start: request.next, rows: request.queued() }) {
                 break;
@@ -155,11 +156,19 @@ impl Class {
     }
 
     fn level_heads(&self) -> impl Iterator<Item = (Level, Ticket, RequestId)> {
-        let first_from = |level| {
-            let (&(level, ticket), request) = self.waiting.range((level, 0)..).next()?;
-            Some((level, ticket, *request))
+        let head = |(level, queue): (&Level, &BTreeMap<Ticket, RequestId>)| {
+            queue.first_key_value().map(|(ticket, request)| (*level, *ticket, *request))
         };
-        std::iter::successors(first_from(0), move |(level, ..)| first_from(level.checked_add(1)?))
+        self.waiting.iter().filter_map(head)
+    }
+
+    /// Takes a request out of its level.
+    fn strike(&mut self, request: &Request) {
+        let level = self.waiting.get_mut(&request.level).expect("a request with queued rows is in its level");
+        assert_eq!(level.remove(&request.ticket), Some(request.meta.id), "a request left the queue twice");
+        if level.is_empty() {
+            self.waiting.remove(&request.level);
+        }
     }
 }
 
@@ -207,19 +216,21 @@ impl Queue {
     /// Adds a request at the end.
     pub(super) fn push(&mut self, request: &Request) {
         let meta = &request.meta;
-        self.unlist(meta.class);
         let class = self.ensure(meta.class, meta.units);
         if class.is_empty() {
             class.earliest_deadline = None;
         }
         class.earliest_deadline = class.earliest_deadline.into_iter().chain(meta.deadline).min();
         class.rows += u64::from(meta.rows);
-        class.waiting.insert((request.level, request.ticket), meta.id);
+        let level = class.waiting.entry(request.level).or_default();
+        level.insert(request.ticket, meta.id);
+        if level.len() == 1 && class.parked.is_none() {
+            self.heads.insert((request.level, request.ticket, meta.class));
+        }
         self.requests += 1;
         self.rows += u64::from(meta.rows);
         self.bytes += meta.bytes;
         *self.work.entry(request.level).or_default() += work(request, meta.rows);
-        self.list(meta.class);
     }
 
     /// Takes all rows of a request out, wherever they wait.
@@ -229,7 +240,7 @@ impl Queue {
         let queued = request.queued();
         if queued > 0 {
             self.leave(request, queued);
-            self.class_mut(id).waiting.remove(&(request.level, request.ticket));
+            self.class_mut(id).strike(request);
             self.requests -= 1;
             self.bytes = self.bytes.saturating_sub(request.meta.bytes);
         }
@@ -331,7 +342,7 @@ impl Queue {
             request.next += part.rows;
             self.leave(request, part.rows);
             if request.queued() == 0 {
-                self.class_mut(request.meta.class).waiting.remove(&(request.level, request.ticket));
+                self.class_mut(request.meta.class).strike(request);
                 self.requests -= 1;
                 self.bytes = self.bytes.saturating_sub(request.meta.bytes);
             }
@@ -354,7 +365,7 @@ impl Queue {
         let mut counts = BTreeMap::new();
         let mut next = self.heads.first();
         while let Some(&(level, ticket, class)) = next {
-            let head = self.classes[&class].waiting[&(level, ticket)];
+            let head = self.classes[&class].waiting[&level][&ticket];
             if class != id || !parts.iter().any(|part| part.request == head) {
                 counts.insert(level, self.overtaken.get(&level).map_or(1, |count| count.saturating_add(1)));
             }
