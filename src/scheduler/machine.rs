@@ -91,6 +91,7 @@ impl Scheduler {
         );
         assert!(plan.ladder.is_sorted_by(|a, b| a < b), "the sizes of a ladder ascend");
         let (id, device) = (plan.model, plan.device);
+        self.unpark_all(id);
         self.devices.entry(device).or_default();
         let held = |id| self.in_flight.values().filter(|flight| flight.dispatch.instance == id).count() as u32;
         let instance = |id: &_| Instance { id: *id, held: held(*id), free_at: Instant::default() };
@@ -110,7 +111,6 @@ impl Scheduler {
         if model.instances.is_empty() {
             self.reject_queue(id);
         }
-        self.unpark_all(id);
         self.line_up(id);
     }
 
@@ -131,8 +131,10 @@ impl Scheduler {
         self.draining = true;
         let models: Vec<_> = self.models.keys().copied().collect();
         for model in models {
-            self.unpark_all(model);
-            self.line_up(model);
+            let classes: Vec<_> = self.models[&model].queue.classes().map(|(class, _)| class).collect();
+            for class in classes {
+                self.end_company(model, class);
+            }
         }
     }
 
@@ -240,13 +242,14 @@ impl Scheduler {
         }
     }
 
+    /// Considers all classes of a model again; none has a claim on bytes any more.
     fn unpark_all(&mut self, id: ModelId) {
         let Some(model) = self.models.get(&id) else { return };
-        let backs_off = |parked: Option<Parked>| matches!(parked, Some(Parked::Backoff(_)));
-        let parked = model.queue.classes().filter(|(_, class)| class.parked.is_some() && !backs_off(class.parked));
-        let parked: Vec<_> = parked.map(|(class, _)| class).collect();
-        for class in parked {
+        let device = model.plan.device;
+        let classes: Vec<_> = model.queue.classes().map(|(class, _)| class).collect();
+        for class in classes {
             self.unpark(id, class);
+            self.disclaim(device, id, class);
         }
     }
 

@@ -5,7 +5,11 @@
 //! [`MAX_OVERTAKES`] batches goes first, so that of any `MAX_OVERTAKES + levels` batches of a model at least one takes the
 //! oldest head of each level that could run.
 
-use super::oom::{Ceiling, Piece, Returned, Starved, count, join, split_off};
+mod class;
+
+pub(super) use class::{Class, Parked};
+
+use super::oom::{Piece, count, split_off};
 use super::{Part, RequestMeta};
 use crate::units::{ByteSize, ClassId, Instant, RequestId, Rows};
 use std::collections::{BTreeMap, BTreeSet};
@@ -44,29 +48,9 @@ pub(super) struct Request {
 }
 
 impl Request {
+    /// Its rows that were never dispatched.
     fn queued(&self) -> Rows {
         self.meta.rows - self.next
-    }
-}
-
-/// Until when a class is not considered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Parked {
-    /// It waits for company; an arrival ends that too.
-    Company(Instant),
-    /// It waits until bytes become free; it is looked at again at this instant at the latest, if there is one.
-    Memory(Option<Instant>),
-    /// Its smallest batch ran out of memory.
-    Backoff(Instant),
-}
-
-impl Parked {
-    /// When the wait ends by itself.
-    pub(super) fn wake(self) -> Option<Instant> {
-        match self {
-            Self::Company(wake) | Self::Backoff(wake) => Some(wake),
-            Self::Memory(wake) => wake,
-        }
     }
 }
 
@@ -84,90 +68,6 @@ impl Lead {
     pub(super) fn class(self) -> ClassId {
         match self {
             Self::Returned(class) | Self::Waiting(_, class) => class,
-        }
-    }
-}
-
-/// One class of a model.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Class {
-    /// Elements per row.
-    pub(super) units: u64,
-    /// Rows never dispatched.
-    pub(super) rows: u64,
-    /// The earliest deadline that was seen since the class had no rows.
-    pub(super) earliest_deadline: Option<Instant>,
-    /// Set while it is not considered.
-    pub(super) parked: Option<Parked>,
-    /// Set for a while after memory ran out.
-    pub(super) ceiling: Option<Ceiling>,
-    /// Set while its smallest batch finds no memory.
-    pub(super) starved: Option<Starved>,
-    /// No level is empty.
-    waiting: BTreeMap<Level, BTreeMap<Ticket, RequestId>>,
-    returned: BTreeMap<(Ticket, Rows), Piece>,
-}
-
-impl Class {
-    /// Whether it has no rows.
-    pub(super) fn is_empty(&self) -> bool {
-        self.waiting.is_empty() && self.returned.is_empty()
-    }
-
-    /// The request that has waited longest among those with rows never dispatched. O(levels).
-    pub(super) fn oldest(&self) -> Option<(Ticket, RequestId)> {
-        self.level_heads().map(|(_, ticket, request)| (ticket, request)).min()
-    }
-
-    /// Requests with rows that came back.
-    pub(super) fn returned(&self) -> impl Iterator<Item = RequestId> {
-        self.returned.values().flat_map(|piece| piece.parts.iter().map(|part| part.request))
-    }
-
-    /// Requests with rows never dispatched.
-    pub(super) fn waiting(&self) -> impl Iterator<Item = RequestId> {
-        self.waiting.values().flat_map(BTreeMap::values).copied()
-    }
-
-    fn peek_returned(&self, most: Rows) -> Vec<Part> {
-        let mut parts = Parts::up_to(most);
-        let mut pieces = self.returned.values().peekable();
-        while let Some(piece) = pieces.next() {
-            let all = piece.parts.iter().all(|part| parts.add(part));
-            let mixes = piece.why == Returned::Memory && pieces.peek().is_some_and(|next| next.why == Returned::Memory);
-            if !(all && mixes) {
-                break;
-            }
-        }
-        parts.parts
-    }
-
-    fn peek_waiting(&self, requests: &Requests, level: Level, most: Rows) -> Vec<Part> {
-        let leading = self.waiting.get(&level).into_iter();
-        let rest = self.waiting.iter().filter(|(other, _)| **other != level).map(|(_, queue)| queue);
-        let mut parts = Parts::up_to(most);
-        for id in leading.chain(rest).flat_map(BTreeMap::values).copied() {
-            let request = &requests[&id];
-            if !parts.add(&Part { request: id, start: request.next, rows: request.queued() }) {
-                break;
-            }
-        }
-        parts.parts
-    }
-
-    fn level_heads(&self) -> impl Iterator<Item = (Level, Ticket, RequestId)> {
-        let head = |(level, queue): (&Level, &BTreeMap<Ticket, RequestId>)| {
-            queue.first_key_value().map(|(ticket, request)| (*level, *ticket, *request))
-        };
-        self.waiting.iter().filter_map(head)
-    }
-
-    /// Takes a request out of its level.
-    fn strike(&mut self, request: &Request) {
-        let level = self.waiting.get_mut(&request.level).expect("a request with queued rows is in its level");
-        assert_eq!(level.remove(&request.ticket), Some(request.meta.id), "a request left the queue twice");
-        if level.is_empty() {
-            self.waiting.remove(&request.level);
         }
     }
 }
@@ -434,26 +334,4 @@ impl Queue {
 
 fn work(request: &Request, rows: Rows) -> u128 {
     u128::from(rows) * u128::from(request.meta.units.max(1))
-}
-
-/// Parts of a batch while it is put together.
-struct Parts {
-    parts: Vec<Part>,
-    left: Rows,
-}
-
-impl Parts {
-    fn up_to(most: Rows) -> Self {
-        Self { parts: Vec::new(), left: most }
-    }
-
-    /// Adds as much of a part as there is room for; false if there is no more room.
-    fn add(&mut self, part: &Part) -> bool {
-        let rows = part.rows.min(self.left);
-        if rows > 0 {
-            join(&mut self.parts, &Part { rows, ..part.clone() });
-        }
-        self.left -= rows;
-        self.left > 0
-    }
 }

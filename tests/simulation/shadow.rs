@@ -193,7 +193,7 @@ impl Shadow {
                 self.may_reject(now, &request, *rejection);
             }
             Action::Trim(device) => {
-                assert!(self.samples.contains_key(device) || self.memory_is_short, "trim of {device}")
+                assert!(self.samples.contains_key(device) || self.memory_is_short, "trim of {device}");
             }
         }
     }
