@@ -261,13 +261,19 @@ impl Scheduler {
         }
     }
 
-    /// A class that has no rows any more neither waits nor claims.
+    /// A class that has no rows any more neither waits nor claims; but if it has just run out of memory, those who come next
+    /// wait like those who were there.
     pub(super) fn settle(&mut self, model: ModelId, class: ClassId) {
-        let queue = &self.models[&model].queue;
-        if queue.class(class).is_none_or(super::queue::Class::is_empty) {
-            let device = self.models[&model].plan.device;
-            self.unpark(model, class);
+        let device = self.models[&model].plan.device;
+        let (empty, parked) = match self.models[&model].queue.class(class) {
+            Some(class) => (class.is_empty(), class.parked),
+            None => (true, None),
+        };
+        if empty {
             self.disclaim(device, model, class);
+        }
+        if empty && !matches!(parked, Some(Parked::Backoff(_))) {
+            self.unpark(model, class);
         }
     }
 

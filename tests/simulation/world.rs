@@ -330,7 +330,7 @@ impl World {
         for device in self.devices.values_mut() {
             device.used.remove(&batch);
         }
-        self.shadow.completed(batch, outcome);
+        self.shadow.completed(self.now, batch, outcome);
         self.scheduler.handle(self.now, Input::Complete(batch, outcome));
     }
 
