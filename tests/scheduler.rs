@@ -237,7 +237,7 @@ fn a_head_that_waits_for_bytes_is_overtaken_by_few_batches() {
     let mut rig = Rig::new([0, 1, 2].map(plan));
     rig.memory(100, 100);
     rig.arrive([RequestMeta { model: ModelId(1), rows: 2, ..request(1) }]);
-    rig.arrive([RequestMeta { class: ClassId(9), units: 9, ..request(2) }]);
+    rig.arrive([2, 99].map(|id| RequestMeta { class: ClassId(9), units: 9, ..request(id) }));
     assert_eq!(rig.batches().len(), 1, "90 bytes are needed, 80 are left");
     for id in 3..30 {
         let model = ModelId(1 + (id % 2) as u32);
@@ -254,6 +254,9 @@ fn a_head_that_waits_for_bytes_is_overtaken_by_few_batches() {
     }
     let overtaking = rig.batches().iter().position(|batch| batch.model == ModelId(0)).expect("it runs at last") - 1;
     assert!((1..=4).contains(&overtaking), "overtaken by {overtaking} batches");
+    let large = rig.batches().len();
+    rig.end(DONE);
+    assert_ne!(rig.batches()[large].model, ModelId(0), "the next large one has no claim yet");
 }
 
 #[test]
