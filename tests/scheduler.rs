@@ -234,29 +234,20 @@ fn a_prediction_that_forbids_a_row_is_tried_alone_with_all_there_is() {
 
 #[test]
 fn a_head_that_waits_for_bytes_is_overtaken_by_few_batches() {
-    let mut rig = Rig::new([0, 1, 2].map(plan));
+    let mut rig = Rig::new([0, 1, 2].map(|model| ModelPlan { ladder: vec![1, 2], ..plan(model) }));
     rig.memory(100, 100);
-    rig.arrive([RequestMeta { model: ModelId(1), rows: 2, ..request(1) }]);
-    rig.arrive([2, 99].map(|id| RequestMeta { class: ClassId(9), units: 9, ..request(id) }));
-    assert_eq!(rig.batches().len(), 1, "90 bytes are needed, 80 are left");
-    for id in 3..30 {
-        let model = ModelId(1 + (id % 2) as u32);
-        rig.arrive([RequestMeta { model, rows: 2, ..request(id) }]);
-        if id > 4 {
-            let running: Vec<_> = rig.batches();
-            let oldest = running.iter().rev().nth(1).expect("two run").batch;
-            let ended = rig.finished().len() + 1 >= running.len();
-            rig.tell(Input::Complete(if ended { running[running.len() - 1].batch } else { oldest }, DONE));
-        }
-        if rig.batches().iter().any(|batch| batch.model == ModelId(0)) {
-            break;
-        }
+    let small = |id| RequestMeta { model: ModelId(1 + (id % 2) as u32), rows: 2, ..request(id) };
+    let large = |id| RequestMeta { class: ClassId(9), units: 9, ..request(id) };
+    rig.arrive([small(1), small(2), large(3), large(4)]);
+    rig.arrive((5..=20).map(small));
+    for batch in 1..=7 {
+        let bytes = ByteSize(if batch == 7 { 90 } else { 20 });
+        rig.tell(Input::Complete(BatchId(batch), Outcome::Done { duration: Duration::from_millis(10), bytes }));
     }
-    let overtaking = rig.batches().iter().position(|batch| batch.model == ModelId(0)).expect("it runs at last") - 1;
-    assert!((1..=4).contains(&overtaking), "overtaken by {overtaking} batches");
-    let large = rig.batches().len();
-    rig.end(DONE);
-    assert_ne!(rig.batches()[large].model, ModelId(0), "the next large one has no claim yet");
+    let models: Vec<_> = rig.batches().iter().map(|batch| batch.model.0).collect();
+    assert_eq!(models[..2], [2, 1], "these run when the large one comes");
+    assert_eq!(models[2..6], [2, 1, 2, 1], "four overtake it, then nobody");
+    assert_eq!(models[6..], [0, 2, 1], "the next large one has no claim yet");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! Within a class and level the order is that of arrival. Which class leads the next batch: rows that came back first; then the
 //! most urgent level that has rows, and in it the class whose head is oldest. A level whose head was passed over by
 //! [`MAX_OVERTAKES`] batches goes first, so that of any `MAX_OVERTAKES + levels` batches of a model at least one takes the
-//! oldest head of each level that could run.
+//! oldest head of each level that could run. (While all of a level is parked it is not passed over; it starts anew afterwards.)
 
 mod class;
 

@@ -121,6 +121,7 @@ impl Shadow {
             rests: BTreeMap::new(),
         });
         model.rests.clear();
+        model.passed_over.clear();
         (model.plan, model.loaded, model.held, model.rows_in_flight) = (plan.clone(), true, held, rows_in_flight);
     }
 
