@@ -7,7 +7,14 @@
 //! Invariants, asserted in release too:
 //! - Every request that arrives leaves exactly once: [`Action::Finish`], [`Action::Reject`], or silently after [`Input::Cancel`].
 //! - Bytes reserved on a device equal the sum over its batches in flight, and no dispatch brings them above its budget.
-//! - Rows of one batch are of one model and one class, at most `max_batch_size` of them.
+//! - Rows of one batch are of one model and one class, at most as many as the largest size of the ladder.
+//!
+//! What waits is overtaken by a bounded number of batches:
+//! - A level of priority is passed over by at most 16 batches of its model (and one more for each other level that waited
+//!   as long) before its oldest head leads one, see `queue`.
+//! - A head that waits for bytes of batches in flight is overtaken by at most 4 batches on its device, see `budget`.
+//! - A head that waits for memory nobody in flight holds keeps nobody else waiting. It is given up at its deadline, or after
+//!   10 seconds, see `oom`.
 
 mod admission;
 mod budget;
@@ -46,9 +53,10 @@ pub struct ModelPlan {
     pub pipeline: u32,
     /// How long rows may wait for company while an instance is idle; zero means not at all.
     pub max_queue_delay: Duration,
-    /// The most rows that may wait in the queue.
+    /// The most rows that may wait in the queue. An empty queue takes a request of any size: the limit bounds what waits
+    /// behind others, and a request larger than the queue would be told to come back for ever.
     pub max_queue_rows: u64,
-    /// The most bytes of inputs that may wait in the queue.
+    /// The most bytes of inputs that may wait in the queue; an empty queue takes any request.
     pub max_queue_bytes: ByteSize,
     /// Levels of priority; level 1 is the most urgent. Requests carry 1..=levels.
     pub priority_levels: u32,

@@ -91,7 +91,8 @@ impl CostModel {
     pub(super) fn estimate(&self, class: ClassId, units: u64) -> Estimate<'_> {
         let own = self.classes.get(&class);
         let units = units.max(1);
-        if own.is_some_and(|own| own.seconds.len() >= RICH && own.bytes.len() >= RICH) {
+        let enough = RICH.max(self.knee_points());
+        if own.is_some_and(|own| own.seconds.len() >= enough && own.bytes.len() >= RICH) {
             return Estimate { model: self, units, own, below: None, above: None };
         }
         let by_units = |(_, class): &(u64, ClassId)| self.classes.get(class);
@@ -107,6 +108,10 @@ impl CostModel {
     /// The class measured with the fewest units per row, and its units: where to start when nothing has run yet.
     pub(super) fn first_class(&self) -> Option<(ClassId, u64)> {
         self.rich.first().map(|(units, class)| (*class, *units))
+    }
+
+    fn knee_points(&self) -> usize {
+        KNEE_POINTS.min(self.ladder.len())
     }
 
     fn class(&mut self, id: ClassId, units: u64) -> &mut ClassCost {
@@ -183,7 +188,7 @@ impl Estimate<'_> {
     /// The smallest ladder size whose rows per second are about the best; `None` if too little is known.
     pub(super) fn knee(&self) -> Option<Rows> {
         match self.own {
-            Some(own) if own.seconds.len() >= RICH => own.knee,
+            Some(own) if own.seconds.len() >= self.model.knee_points() => own.knee,
             _ => self.nearest().and_then(|other| {
                 let ratio = self.units as f64 / other.units as f64;
                 knee(&self.model.ladder, self.model.knee_tolerance, &other.seconds, ratio)
@@ -323,8 +328,11 @@ mod tests {
 
     #[test]
     fn the_knee_of_an_unseen_class_comes_from_the_scaled_curve() {
-        let model = model(&[run(0, 10, 1, 10, 1), run(0, 10, 8, 20, 1), run(0, 10, 16, 40, 1)]);
+        let mut model = model(&[run(0, 10, 1, 10, 1), run(0, 10, 8, 20, 1), run(0, 10, 16, 40, 1)]);
         assert_eq!(model.estimate(ClassId(9), 20).knee(), Some(4));
+        model.observe(run(9, 20, 1, 10, 1));
+        model.observe(run(9, 20, 2, 90, 1));
+        assert_eq!(model.estimate(ClassId(9), 20).knee(), Some(4), "two points are too few");
     }
 
     #[test]

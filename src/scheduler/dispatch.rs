@@ -10,10 +10,18 @@ use super::{Dispatch, LimitedBy, Part, Rejection};
 use crate::units::{BatchId, ByteSize, Instant, ModelId, RequestId, Rows};
 use std::time::Duration;
 
+/// A batch that may run.
+struct Choice {
+    lead: Lead,
+    slot: Instance,
+    size: Size,
+    parts: Vec<Part>,
+}
+
 /// What is to be done about the class that leads.
 enum Verdict {
     /// Run these rows.
-    Run(Size, Vec<Part>),
+    Run(Choice),
     /// Consider it later.
     Park(Parked),
     /// It fits as soon as batches in flight end.
@@ -49,7 +57,7 @@ impl Scheduler {
             }
             let class = lead.class();
             match self.consider(now, id, slot, lead) {
-                Verdict::Run(size, parts) => return Some(self.commit(now, id, slot, lead, size, parts)),
+                Verdict::Run(choice) => return Some(self.commit(now, id, choice)),
                 Verdict::Park(parked) => self.park(id, class, parked),
                 Verdict::Claim(needed) => self.claim(id, lead, needed),
                 Verdict::Starve => self.starve(now, id, lead),
@@ -68,7 +76,7 @@ impl Scheduler {
         }
         let size = match size(now, model, lead, device.left()) {
             Ok(size) => size,
-            Err(NoRoom { needed }) => return self.no_room(now, model, lead, needed),
+            Err(NoRoom { needed }) => return self.no_room(now, id, (slot, lead), needed),
         };
         let idle = slot.held == 0;
         if !idle && !is_as_large_as_ever(now, model, lead, size, device.budget()) {
@@ -85,8 +93,8 @@ impl Scheduler {
         match meet_deadlines(model.ladder(), estimate, size, slack) {
             Some(met) if idle || met.rows == size.rows => {
                 split_off(&mut parts, met.rows);
-                let retry = matches!(lead, Lead::Returned(_));
-                Verdict::Run(Size { limited_by: if retry { LimitedBy::Retry } else { met.limited_by }, ..met }, parts)
+                let limited_by = if matches!(lead, Lead::Returned(_)) { LimitedBy::Retry } else { met.limited_by };
+                Verdict::Run(Choice { lead, slot, size: Size { limited_by, ..met }, parts })
             }
             None if idle => Verdict::Reject(parts[0].request, Rejection::DeadlineExceeded),
             _ => Verdict::Wait,
@@ -94,7 +102,8 @@ impl Scheduler {
     }
 
     /// Not even the smallest batch fits.
-    fn no_room(&self, now: Instant, model: &Model, lead: Lead, needed: ByteSize) -> Verdict {
+    fn no_room(&self, now: Instant, id: ModelId, (slot, lead): (Instance, Lead), needed: ByteSize) -> Verdict {
+        let model = &self.models[&id];
         let device = &self.devices[&model.plan.device];
         let class = model.queue.class(lead.class()).expect("a class that leads has rows");
         if needed > device.capacity() {
@@ -113,7 +122,7 @@ impl Scheduler {
         let duration = model.cost.estimate(lead.class(), class.units).duration(padded_rows);
         let limited_by = if matches!(lead, Lead::Returned(_)) { LimitedBy::Retry } else { LimitedBy::Bytes };
         let size = Size { rows: 1, padded_rows, bytes: device.budget(), duration, limited_by };
-        Verdict::Run(size, model.queue.peek(&self.requests, lead, 1))
+        Verdict::Run(Choice { lead, slot, size, parts: model.queue.peek(&self.requests, lead, 1) })
     }
 
     /// Until when a batch waits for company, if it does: only if more rows would make it larger, and never so long that the
@@ -130,15 +139,8 @@ impl Scheduler {
         Some(latest.map_or(until, |latest| latest.min(until)))
     }
 
-    fn commit(
-        &mut self,
-        now: Instant,
-        id: ModelId,
-        slot: Instance,
-        lead: Lead,
-        size: Size,
-        parts: Vec<Part>,
-    ) -> Dispatch {
+    fn commit(&mut self, now: Instant, id: ModelId, choice: Choice) -> Dispatch {
+        let Choice { lead, slot, size, parts } = choice;
         let model = self.models.get_mut(&id).expect("a model that runs is loaded");
         let (device, units) = (model.plan.device, model.queue.class_mut(lead.class()).units);
         let Size { rows, padded_rows, bytes, duration, limited_by } = size;

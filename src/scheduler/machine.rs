@@ -91,6 +91,7 @@ impl Scheduler {
         );
         assert!(plan.ladder.is_sorted_by(|a, b| a < b), "the sizes of a ladder ascend");
         let (id, device) = (plan.model, plan.device);
+        self.unpark_all(id);
         self.devices.entry(device).or_default();
         let held = |id| self.in_flight.values().filter(|flight| flight.dispatch.instance == id).count() as u32;
         let instance = |id: &_| Instance { id: *id, held: held(*id), free_at: Instant::default() };
@@ -110,7 +111,6 @@ impl Scheduler {
         if model.instances.is_empty() {
             self.reject_queue(id);
         }
-        self.unpark_all(id);
         self.line_up(id);
     }
 
@@ -131,8 +131,10 @@ impl Scheduler {
         self.draining = true;
         let models: Vec<_> = self.models.keys().copied().collect();
         for model in models {
-            self.unpark_all(model);
-            self.line_up(model);
+            let classes: Vec<_> = self.models[&model].queue.classes().map(|(class, _)| class).collect();
+            for class in classes {
+                self.end_company(model, class);
+            }
         }
     }
 
@@ -240,13 +242,14 @@ impl Scheduler {
         }
     }
 
+    /// Considers all classes of a model again; none has a claim on bytes any more.
     fn unpark_all(&mut self, id: ModelId) {
         let Some(model) = self.models.get(&id) else { return };
-        let backs_off = |parked: Option<Parked>| matches!(parked, Some(Parked::Backoff(_)));
-        let parked = model.queue.classes().filter(|(_, class)| class.parked.is_some() && !backs_off(class.parked));
-        let parked: Vec<_> = parked.map(|(class, _)| class).collect();
-        for class in parked {
+        let device = model.plan.device;
+        let classes: Vec<_> = model.queue.classes().map(|(class, _)| class).collect();
+        for class in classes {
             self.unpark(id, class);
+            self.disclaim(device, id, class);
         }
     }
 
@@ -258,13 +261,19 @@ impl Scheduler {
         }
     }
 
-    /// A class that has no rows any more neither waits nor claims.
+    /// A class that has no rows any more neither waits nor claims; but if it has just run out of memory, those who come next
+    /// wait like those who were there.
     pub(super) fn settle(&mut self, model: ModelId, class: ClassId) {
-        let queue = &self.models[&model].queue;
-        if queue.class(class).is_none_or(super::queue::Class::is_empty) {
-            let device = self.models[&model].plan.device;
-            self.unpark(model, class);
+        let device = self.models[&model].plan.device;
+        let (empty, parked) = match self.models[&model].queue.class(class) {
+            Some(class) => (class.is_empty(), class.parked),
+            None => (true, None),
+        };
+        if empty {
             self.disclaim(device, model, class);
+        }
+        if empty && !matches!(parked, Some(Parked::Backoff(_))) {
+            self.unpark(model, class);
         }
     }
 

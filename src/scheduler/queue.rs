@@ -3,9 +3,13 @@
 //! Within a class and level the order is that of arrival. Which class leads the next batch: rows that came back first; then the
 //! most urgent level that has rows, and in it the class whose head is oldest. A level whose head was passed over by
 //! [`MAX_OVERTAKES`] batches goes first, so that of any `MAX_OVERTAKES + levels` batches of a model at least one takes the
-//! oldest head of each level that could run.
+//! oldest head of each level that could run. (While all of a level is parked it is not passed over; it starts anew afterwards.)
 
-use super::oom::{Ceiling, Piece, Returned, Starved, count, join, split_off};
+mod class;
+
+pub(super) use class::{Class, Parked};
+
+use super::oom::{Piece, count, split_off};
 use super::{Part, RequestMeta};
 use crate::units::{ByteSize, ClassId, Instant, RequestId, Rows};
 use std::collections::{BTreeMap, BTreeSet};
@@ -44,29 +48,9 @@ pub(super) struct Request {
 }
 
 impl Request {
+    /// Its rows that were never dispatched.
     fn queued(&self) -> Rows {
         self.meta.rows - self.next
-    }
-}
-
-/// Until when a class is not considered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Parked {
-    /// It waits for company; an arrival ends that too.
-    Company(Instant),
-    /// It waits until bytes become free; it is looked at again at this instant at the latest, if there is one.
-    Memory(Option<Instant>),
-    /// Its smallest batch ran out of memory.
-    Backoff(Instant),
-}
-
-impl Parked {
-    /// When the wait ends by itself.
-    pub(super) fn wake(self) -> Option<Instant> {
-        match self {
-            Self::Company(wake) | Self::Backoff(wake) => Some(wake),
-            Self::Memory(wake) => wake,
-        }
     }
 }
 
@@ -85,81 +69,6 @@ impl Lead {
         match self {
             Self::Returned(class) | Self::Waiting(_, class) => class,
         }
-    }
-}
-
-/// One class of a model.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Class {
-    /// Elements per row.
-    pub(super) units: u64,
-    /// Rows never dispatched.
-    pub(super) rows: u64,
-    /// The earliest deadline that was seen since the class had no rows.
-    pub(super) earliest_deadline: Option<Instant>,
-    /// Set while it is not considered.
-    pub(super) parked: Option<Parked>,
-    /// Set for a while after memory ran out.
-    pub(super) ceiling: Option<Ceiling>,
-    /// Set while its smallest batch finds no memory.
-    pub(super) starved: Option<Starved>,
-    waiting: BTreeMap<(Level, Ticket), RequestId>,
-    returned: BTreeMap<(Ticket, Rows), Piece>,
-}
-
-impl Class {
-    /// Whether it has no rows.
-    pub(super) fn is_empty(&self) -> bool {
-        self.waiting.is_empty() && self.returned.is_empty()
-    }
-
-    /// The request that has waited longest among those with rows never dispatched. O(levels).
-    pub(super) fn oldest(&self) -> Option<(Ticket, RequestId)> {
-        self.level_heads().map(|(_, ticket, request)| (ticket, request)).min()
-    }
-
-    /// Requests with rows that came back.
-    pub(super) fn returned(&self) -> impl Iterator<Item = RequestId> {
-        self.returned.values().flat_map(|piece| piece.parts.iter().map(|part| part.request))
-    }
-
-    /// Requests with rows never dispatched.
-    pub(super) fn waiting(&self) -> impl Iterator<Item = RequestId> {
-        self.waiting.values().copied()
-    }
-
-    fn peek_returned(&self, most: Rows) -> Vec<Part> {
-        let mut parts = Parts::up_to(most);
-        let mut pieces = self.returned.values().peekable();
-        while let Some(piece) = pieces.next() {
-            let all = piece.parts.iter().all(|part| parts.add(part));
-            let mixes = piece.why == Returned::Memory && pieces.peek().is_some_and(|next| next.why == Returned::Memory);
-            if !(all && mixes) {
-                break;
-            }
-        }
-        parts.parts
-    }
-
-    fn peek_waiting(&self, requests: &Requests, level: Level, most: Rows) -> Vec<Part> {
-        let leading = self.waiting.range((level, 0)..=(level, Ticket::MAX));
-        let rest = self.waiting.iter().filter(|((other, _), _)| *other != level);
-        let mut parts = Parts::up_to(most);
-        for id in leading.chain(rest).map(|(_, id)| *id) {
-            let request = &requests[&id];
-            if !parts.add(&Part { request: id, start: request.next, rows: request.queued() }) {
-                break;
-            }
-        }
-        parts.parts
-    }
-
-    fn level_heads(&self) -> impl Iterator<Item = (Level, Ticket, RequestId)> {
-        let first_from = |level| {
-            let (&(level, ticket), request) = self.waiting.range((level, 0)..).next()?;
-            Some((level, ticket, *request))
-        };
-        std::iter::successors(first_from(0), move |(level, ..)| first_from(level.checked_add(1)?))
     }
 }
 
@@ -207,19 +116,21 @@ impl Queue {
     /// Adds a request at the end.
     pub(super) fn push(&mut self, request: &Request) {
         let meta = &request.meta;
-        self.unlist(meta.class);
         let class = self.ensure(meta.class, meta.units);
         if class.is_empty() {
             class.earliest_deadline = None;
         }
         class.earliest_deadline = class.earliest_deadline.into_iter().chain(meta.deadline).min();
         class.rows += u64::from(meta.rows);
-        class.waiting.insert((request.level, request.ticket), meta.id);
+        let level = class.waiting.entry(request.level).or_default();
+        level.insert(request.ticket, meta.id);
+        if level.len() == 1 && class.parked.is_none() {
+            self.heads.insert((request.level, request.ticket, meta.class));
+        }
         self.requests += 1;
         self.rows += u64::from(meta.rows);
         self.bytes += meta.bytes;
         *self.work.entry(request.level).or_default() += work(request, meta.rows);
-        self.list(meta.class);
     }
 
     /// Takes all rows of a request out, wherever they wait.
@@ -229,7 +140,7 @@ impl Queue {
         let queued = request.queued();
         if queued > 0 {
             self.leave(request, queued);
-            self.class_mut(id).waiting.remove(&(request.level, request.ticket));
+            self.class_mut(id).strike(request);
             self.requests -= 1;
             self.bytes = self.bytes.saturating_sub(request.meta.bytes);
         }
@@ -331,7 +242,7 @@ impl Queue {
             request.next += part.rows;
             self.leave(request, part.rows);
             if request.queued() == 0 {
-                self.class_mut(request.meta.class).waiting.remove(&(request.level, request.ticket));
+                self.class_mut(request.meta.class).strike(request);
                 self.requests -= 1;
                 self.bytes = self.bytes.saturating_sub(request.meta.bytes);
             }
@@ -354,7 +265,7 @@ impl Queue {
         let mut counts = BTreeMap::new();
         let mut next = self.heads.first();
         while let Some(&(level, ticket, class)) = next {
-            let head = self.classes[&class].waiting[&(level, ticket)];
+            let head = self.classes[&class].waiting[&level][&ticket];
             if class != id || !parts.iter().any(|part| part.request == head) {
                 counts.insert(level, self.overtaken.get(&level).map_or(1, |count| count.saturating_add(1)));
             }
@@ -423,26 +334,4 @@ impl Queue {
 
 fn work(request: &Request, rows: Rows) -> u128 {
     u128::from(rows) * u128::from(request.meta.units.max(1))
-}
-
-/// Parts of a batch while it is put together.
-struct Parts {
-    parts: Vec<Part>,
-    left: Rows,
-}
-
-impl Parts {
-    fn up_to(most: Rows) -> Self {
-        Self { parts: Vec::new(), left: most }
-    }
-
-    /// Adds as much of a part as there is room for; false if there is no more room.
-    fn add(&mut self, part: &Part) -> bool {
-        let rows = part.rows.min(self.left);
-        if rows > 0 {
-            join(&mut self.parts, &Part { rows, ..part.clone() });
-        }
-        self.left -= rows;
-        self.left > 0
-    }
 }

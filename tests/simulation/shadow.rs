@@ -12,6 +12,7 @@ const MAX_OVERTAKES: u32 = 16;
 /// As in `scheduler::oom`.
 const MEMORY_PATIENCE: Duration = Duration::from_secs(10);
 const MAX_INSTANCE_LOSSES: u32 = 2;
+const BACKOFF_FIRST: Duration = Duration::from_millis(10);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Row {
@@ -59,6 +60,8 @@ struct Model {
     returned: BTreeMap<ClassId, u64>,
     rows_in_flight: u64,
     passed_over: BTreeMap<u32, u32>,
+    /// Until when a class rests whose smallest batch ran out of memory.
+    rests: BTreeMap<ClassId, Instant>,
 }
 
 impl Model {
@@ -115,7 +118,10 @@ impl Shadow {
             returned: BTreeMap::new(),
             rows_in_flight: 0,
             passed_over: BTreeMap::new(),
+            rests: BTreeMap::new(),
         });
+        model.rests.clear();
+        model.passed_over.clear();
         (model.plan, model.loaded, model.held, model.rows_in_flight) = (plan.clone(), true, held, rows_in_flight);
     }
 
@@ -152,7 +158,7 @@ impl Shadow {
         request
     }
 
-    pub(crate) fn completed(&mut self, batch: BatchId, outcome: Outcome) {
+    pub(crate) fn completed(&mut self, now: Instant, batch: BatchId, outcome: Outcome) {
         let (dispatch, class, _) = self.flights.remove(&batch).expect("only batches in flight end");
         let model = self.models.get_mut(&dispatch.model).expect("known");
         if model.loaded {
@@ -162,8 +168,14 @@ impl Shadow {
             *held -= 1;
         }
         let done = matches!(outcome, Outcome::Done { .. });
-        if outcome == Outcome::InstanceLost {
-            model.held.remove(&dispatch.instance);
+        let smallest = if model.plan.round_up { model.plan.ladder[0] } else { 1 };
+        match outcome {
+            Outcome::Done { .. } => drop(model.rests.remove(&class)),
+            Outcome::InstanceLost => drop(model.held.remove(&dispatch.instance)),
+            Outcome::OutOfMemory { .. } if dispatch.padded_rows <= smallest => {
+                model.rests.insert(class, now + BACKOFF_FIRST);
+            }
+            Outcome::OutOfMemory { .. } | Outcome::Failed => (),
         }
         for part in &dispatch.parts {
             let Some(request) = self.live.get_mut(&part.request) else { continue };
@@ -178,7 +190,7 @@ impl Shadow {
     /// Checks an action and books it.
     pub(crate) fn acted(&mut self, now: Instant, action: &Action) {
         match action {
-            Action::Dispatch(dispatch) => self.dispatched(dispatch),
+            Action::Dispatch(dispatch) => self.dispatched(now, dispatch),
             Action::Finish(id) => {
                 let request = self.left(*id);
                 assert!(
@@ -193,15 +205,19 @@ impl Shadow {
                 self.may_reject(now, &request, *rejection);
             }
             Action::Trim(device) => {
-                assert!(self.samples.contains_key(device) || self.memory_is_short, "trim of {device}")
+                assert!(self.samples.contains_key(device) || self.memory_is_short, "trim of {device}");
             }
         }
     }
 
-    fn dispatched(&mut self, dispatch: &Dispatch) {
+    fn dispatched(&mut self, now: Instant, dispatch: &Dispatch) {
         let model = self.models.get_mut(&dispatch.model).expect("only loaded models run");
         let class = self.live[&dispatch.parts[0].request].meta.class;
         check_shape(&model.plan, dispatch);
+        assert!(
+            model.rests.get(&class).is_none_or(|until| *until <= now),
+            "a class without memory is not tried at once"
+        );
         let held = model.held.get_mut(&dispatch.instance).expect("only live instances of the model run");
         assert!(*held < model.plan.pipeline, "instance {} holds too much", dispatch.instance);
         let full = matches!(dispatch.limited_by, LimitedBy::Knee | LimitedBy::Ladder | LimitedBy::Bytes);

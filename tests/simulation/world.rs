@@ -60,7 +60,7 @@ impl Scenario {
     }
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 enum Event {
     Arrive,
     Cancel(RequestId),
@@ -103,6 +103,8 @@ pub(crate) struct World {
     busy_until: BTreeMap<InstanceId, Instant>,
     arrivals: u64,
     instances: u32,
+    pub(crate) keeps_log: bool,
+    pub(crate) log: Vec<Action>,
 }
 
 impl World {
@@ -119,6 +121,8 @@ impl World {
             busy_until: BTreeMap::new(),
             arrivals: 0,
             instances: 0,
+            keeps_log: false,
+            log: Vec::new(),
             scenario,
         };
         for id in 0..world.scenario.models {
@@ -180,7 +184,7 @@ impl World {
         ] {
             for _ in 0..if wanted { count } else { 0 } {
                 let after = self.random.micros(0, span);
-                self.at(after, event.clone());
+                self.at(after, event);
             }
         }
     }
@@ -326,13 +330,16 @@ impl World {
         for device in self.devices.values_mut() {
             device.used.remove(&batch);
         }
-        self.shadow.completed(batch, outcome);
+        self.shadow.completed(self.now, batch, outcome);
         self.scheduler.handle(self.now, Input::Complete(batch, outcome));
     }
 
     fn carry_out(&mut self) {
         while let Some(action) = self.scheduler.poll_action(self.now) {
             self.shadow.acted(self.now, &action);
+            if self.keeps_log {
+                self.log.push(action.clone());
+            }
             if let Action::Dispatch(dispatch) = action {
                 self.dispatch(&dispatch);
             }
