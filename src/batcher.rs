@@ -7,6 +7,7 @@
 mod classes;
 mod handle;
 mod pending;
+mod report;
 mod run;
 
 pub use crate::scheduler::Rejection;

@@ -38,6 +38,7 @@
 //!
 //! # Files with `unsafe`
 //! - `src/runtime/library.rs`: setting an environment variable before any thread exists.
+//! - `src/runtime/strings.rs`: string tensors of any bytes, through ONNX Runtime's C interface.
 
 pub mod batcher;
 pub mod cli;

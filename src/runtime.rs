@@ -5,6 +5,7 @@ pub mod calibrate;
 pub mod element;
 pub mod library;
 pub mod session;
+mod strings;
 pub mod worker;
 
 pub use batch::{Batch, BatchPart, Completion, RunError};

@@ -165,6 +165,26 @@ fn every_datatype_comes_back_bit_for_bit_from_a_mixed_batch() {
 }
 
 #[test]
+fn strings_of_any_bytes_come_back() {
+    let mut model = load("datatypes", Some(0));
+    let texts: [&[u8]; 4] = [b"", b"a\0b", &[0xFF, 0xFE, 0x00], "é".as_bytes()];
+    let data: Vec<u8> = texts.iter().flat_map(|t| [&(t.len() as u32).to_le_bytes()[..], t].concat()).collect();
+    let inputs = model.spec.inputs.clone();
+    let tensors = inputs.iter().map(|input| {
+        let data = match input.datatype.size() {
+            Some(size) => vec![0; 4 * size],
+            None => data.clone(),
+        };
+        let tensor = Tensor { datatype: input.datatype, shape: [2, 2].as_slice().into(), data: data.into() };
+        (input.name.as_str(), tensor)
+    });
+    let request = model.request(tensors.collect());
+    let answers = model.run(vec![(request, 0, 2)], 0).unwrap();
+    let (index, _) = model.spec.output("out_bytes").unwrap();
+    assert_eq!(answers[0][index].data.to_contiguous(), data);
+}
+
+#[test]
 fn a_model_that_fails_says_so_and_works_again() {
     let mut model = load("fails", Some(0));
     let bad = model.request(vec![("index", ints(&[1, 1], &[99]))]);

@@ -10,7 +10,7 @@ use crate::runtime::{Batch, BatchPart, Completion, RunError, WorkerHandle};
 use crate::scheduler::{
     Action, Dispatch, Input, MemorySample, ModelPlan, Observation, Outcome, Part, Rejection, RequestMeta, Scheduler,
 };
-use crate::units::{BatchId, InstanceId, ModelId, RequestId};
+use crate::units::{BatchId, InstanceId, Instant, ModelId, RequestId};
 use std::collections::HashMap;
 use std::sync::Arc;
 use tokio::sync::{mpsc, oneshot};
@@ -88,31 +88,34 @@ pub struct Ends {
     pub events: mpsc::Receiver<Event>,
 }
 
-struct LoadedModel {
-    instances: Vec<InstanceId>,
-    classes: Classes,
-    metrics: ModelMetrics,
+pub(super) struct LoadedModel {
+    pub(super) instances: Vec<InstanceId>,
+    pub(super) classes: Classes,
+    pub(super) metrics: ModelMetrics,
 }
 
-struct Flight {
-    model: ModelId,
-    dispatch: Dispatch,
+pub(super) struct Flight {
+    pub(super) model: ModelId,
+    pub(super) dispatch: Dispatch,
 }
 
 /// The batcher's task.
 pub struct Loop {
-    clock: Clock,
-    metrics: Arc<Metrics>,
-    scheduler: Scheduler,
-    pending: PendingTable,
-    models: HashMap<ModelId, LoadedModel>,
-    workers: HashMap<InstanceId, WorkerHandle>,
-    flights: HashMap<BatchId, Flight>,
-    messages: mpsc::Receiver<Message>,
-    controls: mpsc::Receiver<Control>,
-    completions: mpsc::Receiver<Completion>,
-    events: mpsc::Sender<Event>,
-    drained: Option<oneshot::Sender<()>>,
+    pub(super) clock: Clock,
+    pub(super) metrics: Arc<Metrics>,
+    pub(super) scheduler: Scheduler,
+    pub(super) pending: PendingTable,
+    pub(super) models: HashMap<ModelId, LoadedModel>,
+    pub(super) workers: HashMap<InstanceId, WorkerHandle>,
+    pub(super) flights: HashMap<BatchId, Flight>,
+    pub(super) messages: mpsc::Receiver<Message>,
+    pub(super) controls: mpsc::Receiver<Control>,
+    pub(super) completions: mpsc::Receiver<Completion>,
+    pub(super) events: mpsc::Sender<Event>,
+    pub(super) drained: Option<oneshot::Sender<()>>,
+    /// Whether something has happened since the last publication, and when the next one is due.
+    pub(super) changed: bool,
+    pub(super) next_publication: Instant,
 }
 
 impl Loop {
@@ -136,6 +139,8 @@ impl Loop {
             completions,
             events,
             drained: None,
+            changed: false,
+            next_publication: Instant::default(),
         };
         (this, Ends { batcher, control, completions: completion_sender, events: event_receiver })
     }
@@ -159,7 +164,10 @@ impl Loop {
 
     async fn run_until_drained(&mut self) {
         loop {
-            let wake = self.scheduler.poll_timeout().map(|at| self.clock.to_tokio(at));
+            // While something is inside, what is published follows; the last publication says that nothing is.
+            let publication = self.changed.then_some(self.next_publication);
+            let wake = self.scheduler.poll_timeout().into_iter().chain(publication).min();
+            let wake = wake.map(|at| self.clock.to_tokio(at));
             let timer = async {
                 match wake {
                     Some(at) => tokio::time::sleep_until(at).await,
@@ -234,7 +242,7 @@ impl Loop {
             priority: request.priority,
         };
         self.pending.insert(arrival, now);
-        self.scheduler.handle(now, Input::Arrive(meta));
+        self.handle(Input::Arrive(meta));
     }
 
     fn control(&mut self, control: Control) {
@@ -270,6 +278,7 @@ impl Loop {
     }
 
     fn handle(&mut self, input: Input) {
+        self.changed = true;
         self.scheduler.handle(self.clock.now(), input);
     }
 
@@ -341,25 +350,6 @@ impl Loop {
         self.handle(Input::Complete(completion.batch, outcome));
     }
 
-    fn observe(&self, flight: &Flight, completion: &Completion) {
-        let Some(model) = self.models.get(&flight.model) else { return };
-        let metrics = &model.metrics;
-        match &completion.result {
-            Ok(_) => &metrics.done,
-            Err(RunError::OutOfMemory { .. }) => &metrics.out_of_memory,
-            Err(RunError::Model(_)) => &metrics.failed,
-            Err(RunError::Lost(_)) => &metrics.instance_lost,
-        }
-        .inc();
-        let stages = [completion.stages.gather, completion.stages.compute, completion.stages.scatter];
-        metrics.stages.iter().zip(stages).for_each(|(gauge, seconds)| gauge.add(seconds.as_secs_f64()));
-        if let (Ok(_), Some(predicted)) = (&completion.result, flight.dispatch.duration)
-            && !predicted.is_zero()
-        {
-            metrics.seconds_ratio.observe(completion.stages.total().as_secs_f64() / predicted.as_secs_f64());
-        }
-    }
-
     fn deliver(&mut self, parts: &[Part], outputs: Vec<Vec<crate::tensor::Tensor>>) {
         for (part, outputs) in parts.iter().zip(outputs) {
             if let Some(pending) = self.pending.get_mut(part.request) {
@@ -413,20 +403,6 @@ impl Loop {
             (rejection, _) => InferError::Rejected(rejection),
         };
         pending.fail(error);
-    }
-
-    /// A few atomic stores per model: cheaper than asking the loop when somebody scrapes.
-    fn publish(&self) {
-        for stats in self.scheduler.model_stats() {
-            let Some(model) = self.models.get(&stats.model) else { continue };
-            model.metrics.queue_requests.set(i64::try_from(stats.queued_requests).unwrap_or(i64::MAX));
-            model.metrics.queue_rows.set(i64::try_from(stats.queued_rows).unwrap_or(i64::MAX));
-        }
-        for stats in self.scheduler.device_stats() {
-            let device = stats.device.to_string();
-            self.metrics.memory(&device, "run_reserved", stats.reserved.0);
-            self.metrics.memory(&device, "run_budget", stats.budget.0);
-        }
     }
 
     fn is_drained(&self) -> bool {

@@ -245,6 +245,14 @@ enum Data {
     Later(usize),
 }
 
+/// A position counts from zero and a person by names: where the name is known already, a complaint says both.
+fn named(fault: ApiError, name: Option<&str>) -> ApiError {
+    match (fault, name) {
+        (ApiError::Invalid(fault), Some(name)) => ApiError::invalid(format!("input '{name}': {}", fault.message)),
+        (fault, _) => fault,
+    }
+}
+
 impl Input {
     fn read(&mut self, reader: &mut Reader<'_>, key: Key, index: usize) -> Result<(), ApiError> {
         match key {
@@ -258,7 +266,8 @@ impl Input {
                 }
                 let data = match (self.datatype, &self.shape) {
                     (Some(datatype), Some(shape)) => {
-                        Data::Read(data::read(reader, datatype, elements(shape, index)?, index)?)
+                        let read = data::read(reader, datatype, elements(shape, index)?, index);
+                        Data::Read(read.map_err(|fault| named(fault, self.name.as_deref()))?)
                     }
                     _ => Data::Later(reader.skip_over(&at)?),
                 };

@@ -1,10 +1,11 @@
 //! ONNX Runtime's element types and ours, and values of one as bytes of the other.
 
+use super::strings;
 use crate::tensor::{DataType, Shape, rows};
 use bytes::Bytes;
 use half::{bf16, f16};
 use ort::session::SessionInputValue;
-use ort::value::{DynValue, Tensor, TensorElementType, TensorRef, ValueType};
+use ort::value::{DynValue, TensorElementType, TensorRef, ValueType};
 
 /// Runs `$body` with `$T` as the Rust type of `$datatype`; BYTES and BOOL have no plain type and go to their own arms.
 macro_rules! with_plain_type {
@@ -101,9 +102,7 @@ pub fn input_value<'a>(datatype: DataType, shape: &'a Shape, data: &'a [u8]) -> 
         Ok(TensorRef::from_array_view((shape.as_slice(), elements)).map_err(text)?.into())
     }, bytes => {
         let elements = rows::string_elements(&Bytes::copy_from_slice(data)).ok_or("a string runs past its tensor")?;
-        let strings: Result<Vec<String>, _> = elements.iter().map(|element| String::from_utf8(element.to_vec())).collect();
-        let strings = strings.map_err(|_| "strings must be UTF-8")?;
-        Ok(Tensor::from_string_array((shape.as_slice(), strings.as_slice())).map_err(text)?.into())
+        Ok(strings::create(shape, &elements)?.into())
     })
 }
 
@@ -112,7 +111,7 @@ pub enum OutputBytes<'a> {
     /// Elements of fixed size, as they lie in memory.
     Plain(&'a [u8]),
     /// Strings.
-    Strings(Vec<String>),
+    Strings(Vec<Bytes>),
 }
 
 /// Looks into an output value.
@@ -133,7 +132,7 @@ pub fn output_bytes(value: &DynValue, wanted: DataType) -> Result<(Shape, Output
     }, bool => {
         OutputBytes::Plain(bytemuck::cast_slice(value.try_extract_tensor::<bool>().map_err(text)?.1))
     }, bytes => {
-        OutputBytes::Strings(value.try_extract_strings().map_err(text)?.1)
+        OutputBytes::Strings(strings::extract(value, shape.iter().product())?)
     });
     Ok((shape, bytes))
 }

@@ -257,8 +257,7 @@ fn scatter_rows(
         }
         OutputBytes::Strings(strings) => {
             let mut out = Vec::new();
-            rows::string_indices(layout, range)
-                .for_each(|index| rows::push_string(&mut out, strings[index].as_bytes()));
+            rows::string_indices(layout, range).for_each(|index| rows::push_string(&mut out, &strings[index]));
             out
         }
     };

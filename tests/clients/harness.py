@@ -91,6 +91,11 @@ class Server:
         finally:
             connection.close()
 
+    def metric(self, name):
+        """The value of one line of the metrics, by its name with all labels."""
+        lines = self.request("GET", "/metrics")[2].decode().splitlines()
+        return next((float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + " ")), 0.0)
+
     def status(self, path):
         """The status of a GET, None when nobody answers."""
         try:

@@ -92,11 +92,14 @@ class Batching(ServerTestCase):
                 x = np.array([[number]], dtype=np.float32)
                 self.assert_same(infer(client, "slow", {"x": x})["y"], x)
 
-        before = self.client.get_inference_statistics("slow")["model_stats"][0]
+        def counts():
+            labels = '{model="slow",version="1"}'
+            return [self.server.metric(f"concertina_batch_rows_{kind}{labels}") for kind in ("sum", "count")]
+
+        rows, runs = counts()
         in_threads(CLIENTS, work)
-        after = self.client.get_inference_statistics("slow")["model_stats"][0]
-        self.assertEqual(after["inference_count"] - before["inference_count"], CLIENTS)
-        self.assertLess(after["execution_count"] - before["execution_count"], CLIENTS / 2)
+        self.assertEqual(counts()[0] - rows, CLIENTS)
+        self.assertLess(counts()[1] - runs, CLIENTS / 2)
 
     def test_a_request_whose_time_is_over_is_refused(self):
         x = np.zeros((1, 1), dtype=np.float32)

@@ -77,4 +77,4 @@ class Shutdown(unittest.TestCase):
 
 def served(server):
     """Rows that the model `affine` has answered."""
-    return json.loads(server.request("GET", "/v2/models/affine/stats")[2])["model_stats"][0]["inference_count"]
+    return server.metric('concertina_batch_rows_sum{model="affine",version="1"}')
