@@ -3,6 +3,7 @@
 pub mod batcher;
 pub mod config;
 pub mod http;
+pub mod memory;
 pub mod metrics;
 pub mod model;
 pub mod repository;
