@@ -24,8 +24,10 @@
 mod arena;
 mod backing;
 mod block;
+mod cgroup;
 mod device;
 mod holes;
+mod host;
 mod ledger;
 pub mod policy;
 mod space;
@@ -35,6 +37,7 @@ pub use arena::{Arena, ArenaKind, ArenaOptions, Denied, Denier, NotOurs};
 pub use backing::{Backing, BackingError, Reservation};
 pub use block::Block;
 pub use device::{Device, DeviceOptions, MemoryError};
+pub use host::Host;
 pub use stats::{ArenaStats, Counters, LedgerStats, RunStats, Sample};
 
 /// What ONNX Runtime's CPU kernels expect.

@@ -4,8 +4,8 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc::sync_channel;
 
-use concertina::memory::{Arena, ArenaKind};
-use concertina::units::{ByteSize, Instant};
+use concertina::memory::{Arena, ArenaKind, ArenaOptions, Block, Device, DeviceOptions, HOST_ALIGNMENT, Host};
+use concertina::units::{ByteSize, DeviceId, Instant};
 
 use crate::fake::{GRANULE, World, arena};
 
@@ -81,4 +81,46 @@ fn threads_share_a_device_without_losing_a_byte() {
     assert!(stats.arenas.iter().all(|arena| arena.allocations > 0 && arena.fragmentation() == 0.0));
     drop(arenas);
     assert_eq!(world.committed(), 0);
+}
+
+#[test]
+fn threads_share_an_arena_of_real_memory() {
+    let limit = ByteSize(64 << 20);
+    let options = DeviceOptions { id: DeviceId(0), limit, headroom: ByteSize::ZERO, alignment: HOST_ALIGNMENT };
+    let device = Device::new(Box::new(Host::new()), options);
+    let options =
+        ArenaOptions { label: "shared".into(), kind: ArenaKind::Buffers, priority: 1, address_space: 1 << 30 };
+    let arena = device.arena(options).unwrap();
+    std::thread::scope(|scope| {
+        for byte in 1..=4_u8 {
+            let arena = &arena;
+            scope.spawn(move || fill_and_check(arena, byte));
+        }
+        let device = &device;
+        scope.spawn(move || {
+            for second in 0..200 {
+                device.trim(Instant(second * 2_000_000_000));
+            }
+        });
+    });
+    assert_eq!(arena.stats().allocated, ByteSize::ZERO);
+}
+
+/// Each thread writes its own byte into its blocks and finds nothing else in them later.
+fn fill_and_check(arena: &Arena, byte: u8) {
+    let mut random = Random(u64::from(byte));
+    let mut blocks: Vec<Block> = Vec::new();
+    for _ in 0..STEPS {
+        if blocks.len() < 20 && random.below(2) == 0 {
+            let mut block = arena.block(random.below(60_000) as usize).unwrap();
+            block.as_mut_slice().fill(byte);
+            blocks.push(block);
+        } else if !blocks.is_empty() {
+            let block = blocks.swap_remove(random.below(blocks.len() as u64) as usize);
+            // The ends are where neighbours would show; all of it would take minutes unoptimised.
+            let bytes = block.as_slice();
+            let (head, tail) = (bytes.len().min(64), bytes.len().saturating_sub(64));
+            assert!(bytes[..head].iter().chain(&bytes[tail..]).all(|found| *found == byte));
+        }
+    }
 }
