@@ -37,6 +37,8 @@
 //! - There are no locks in `scheduler`, `batcher` and `http`.
 //!
 //! # Files with `unsafe`
+//! - `src/memory/block.rs`: slices over blocks of host memory.
+//! - `src/memory/host.rs`: reserving, committing and giving back address ranges of the host.
 //! - `src/runtime/library.rs`: setting an environment variable before any thread exists.
 //! - `src/runtime/strings.rs`: string tensors of any bytes, through ONNX Runtime's C interface.
 
@@ -46,6 +48,7 @@ pub mod clock;
 pub mod config;
 pub mod http;
 pub mod keys;
+pub mod memory;
 pub mod metrics;
 pub mod model;
 pub mod repository;

@@ -1,0 +1,166 @@
+//! How much memory the machine and the control groups around this process leave to it.
+//!
+//! Parsing is pure and works on the text of the kernel's files; [`Groups`] remembers where they are.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Version 1 writes "no limit" as the largest multiple of the page size; nothing real is near it.
+const UNLIMITED: u64 = 1 << 60;
+
+/// The control groups that limit this process: its own and all its visible ancestors.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Groups {
+    groups: Vec<Group>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Group {
+    folder: PathBuf,
+    version: Version,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Version {
+    V1,
+    V2,
+}
+
+/// What a group or the machine has and leaves, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Room {
+    pub(super) total: u64,
+    pub(super) free: u64,
+}
+
+impl Room {
+    fn smaller_of_each(self, other: Self) -> Self {
+        Self { total: self.total.min(other.total), free: self.free.min(other.free) }
+    }
+}
+
+impl Groups {
+    /// Finds the groups of this process. A process can be moved to another group, but containers do not do that.
+    pub(super) fn of_this_process() -> Self {
+        Self { groups: groups(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo")) }
+    }
+
+    /// The least that the machine and any group leaves now. What cannot be read does not limit.
+    pub(super) fn room(&self) -> Room {
+        let unlimited = Room { total: u64::MAX, free: u64::MAX };
+        let machine = machine_room(&read("/proc/meminfo")).unwrap_or(unlimited);
+        self.groups.iter().filter_map(Group::room).fold(machine, Room::smaller_of_each)
+    }
+}
+
+impl Group {
+    fn room(&self) -> Option<Room> {
+        let file = |name: &str| read(self.folder.join(name));
+        match self.version {
+            Version::V2 => {
+                let limit = limit(&file("memory.max")).into_iter().chain(limit(&file("memory.high"))).min()?;
+                group_room(limit, &file("memory.current"), &file("memory.stat"), ["inactive_file", "active_file"])
+            }
+            Version::V1 => {
+                let limit = limit(&file("memory.limit_in_bytes"))?;
+                let cache = ["total_inactive_file", "total_active_file"];
+                group_room(limit, &file("memory.usage_in_bytes"), &file("memory.stat"), cache)
+            }
+        }
+    }
+}
+
+/// The text of a file; empty if there is none.
+fn read(path: impl AsRef<Path>) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}
+
+/// The groups around a process, from `/proc/self/cgroup` and `/proc/self/mountinfo`, innermost first.
+fn groups(memberships: &str, mounts: &str) -> Vec<Group> {
+    let mut found = Vec::new();
+    for mount in mounts.lines().filter_map(Mount::parse) {
+        let Some(path) = memberships.lines().find_map(|line| membership(line, mount.version)) else { continue };
+        // A path outside of what is mounted: of the groups around us, only the mounted root is visible.
+        let inside = Path::new(path).strip_prefix(&mount.root).ok();
+        let inside = inside.filter(|inside| !inside.components().any(|part| part.as_os_str() == ".."));
+        let mut folder = mount.point.join(inside.unwrap_or(Path::new("")));
+        loop {
+            found.push(Group { folder: folder.clone(), version: mount.version });
+            if folder == mount.point || !folder.pop() {
+                break;
+            }
+        }
+    }
+    found
+}
+
+/// One line of `/proc/self/mountinfo` that mounts control groups with the memory controller.
+struct Mount {
+    version: Version,
+    root: PathBuf,
+    point: PathBuf,
+}
+
+impl Mount {
+    fn parse(line: &str) -> Option<Self> {
+        let (before, after) = line.split_once(" - ")?;
+        let mut after = after.split(' ');
+        let (kind, options) = (after.next()?, after.nth(1)?);
+        let version = match kind {
+            "cgroup2" => Version::V2,
+            "cgroup" if options.split(',').any(|option| option == "memory") => Version::V1,
+            _ => return None,
+        };
+        let mut before = before.split(' ').skip(3);
+        Some(Self { version, root: unescaped(before.next()?), point: unescaped(before.next()?) })
+    }
+}
+
+/// The kernel writes blanks in paths as octal numbers.
+fn unescaped(path: &str) -> PathBuf {
+    path.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\").into()
+}
+
+/// The path of the group that a line of `/proc/self/cgroup` names, if it is of the memory controller.
+fn membership(line: &str, version: Version) -> Option<&str> {
+    let mut fields = line.splitn(3, ':');
+    let (id, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+    let matches = match version {
+        Version::V1 => controllers.split(',').any(|controller| controller == "memory"),
+        Version::V2 => id == "0" && controllers.is_empty(),
+    };
+    matches.then_some(path)
+}
+
+/// The number in a limit file; `None` if there is no limit.
+fn limit(text: &str) -> Option<u64> {
+    text.trim().parse().ok().filter(|bytes| *bytes < UNLIMITED)
+}
+
+/// What a group leaves: its limit less its use, plus the page cache, which the kernel drops before it kills. The lists of
+/// file pages do not hold shared memory, which cannot be dropped; pages that have to be written first do not count.
+fn group_room(limit: u64, usage: &str, stat: &str, cache: [&str; 2]) -> Option<Room> {
+    let usage: u64 = usage.trim().parse().ok()?;
+    let prefix = if cache[0].starts_with("total_") { "total_" } else { "file_" };
+    let of = |name: &str| field(stat, name).unwrap_or(0);
+    let unwritten = of(&format!("{prefix}dirty")) + of(&format!("{prefix}writeback"));
+    let reclaimable = (of(cache[0]) + of(cache[1])).saturating_sub(unwritten);
+    Some(Room { total: limit, free: limit.saturating_sub(usage.saturating_sub(reclaimable)) })
+}
+
+/// The value of a line `name value`.
+fn field(text: &str, name: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
+}
+
+/// What the machine has and leaves, from `/proc/meminfo`.
+fn machine_room(meminfo: &str) -> Option<Room> {
+    let kib = |name: &str| {
+        let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        line.trim().strip_suffix(" kB")?.parse::<u64>().ok()
+    };
+    Some(Room { total: kib("MemTotal")? << 10, free: kib("MemAvailable")? << 10 })
+}
+
+#[cfg(test)]
+mod tests;
