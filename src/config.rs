@@ -26,6 +26,10 @@ pub struct Config {
     pub http: Http,
     /// What holds for every model without a model.toml.
     pub model: Settings,
+    /// The memory that models may use.
+    pub memory: Memory,
+    /// Who may change things while the server runs.
+    pub admin: Admin,
     /// How the server ends.
     pub drain: Drain,
     /// What is logged, and how.
@@ -70,6 +74,48 @@ pub struct Http {
     pub max_request_rows: Rows,
     /// Requests inside the server.
     pub max_in_flight_requests: NonZeroUsize,
+}
+
+/// The section `[memory]`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Memory {
+    limit: MemoryLimit,
+    /// Bytes of the device that are left to neighbours.
+    pub headroom: ByteSize,
+}
+
+/// The key `memory.limit`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum MemoryLimit {
+    All,
+    Bytes(ByteSize),
+    Fraction(f64),
+}
+
+impl Memory {
+    /// The most bytes that weights, buffers and runs together may hold on a device with so many.
+    #[must_use]
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    pub fn limit(&self, total: ByteSize) -> ByteSize {
+        match self.limit {
+            MemoryLimit::All => total,
+            MemoryLimit::Bytes(bytes) => bytes,
+            MemoryLimit::Fraction(part) => ByteSize((total.0 as f64 * part) as u64),
+        }
+    }
+}
+
+/// The section `[admin]`.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Admin {
+    /// What `Authorization: Bearer` must say; `None`: the admin routes do not exist.
+    pub token: Option<String>,
+}
+
+impl std::fmt::Debug for Admin {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Admin").field("token", &self.token.as_ref().map(|_| "...")).finish()
+    }
 }
 
 /// The section `[drain]`.
@@ -176,6 +222,9 @@ fn read(keys: &mut Keys) -> Option<Config> {
     let threads = keys.read("runtime.threads", auto_or(count(1024usize)));
     let http = http(keys);
     let model = model(keys);
+    let limit = keys.read("memory.limit", memory_limit);
+    let headroom = keys.read("memory.headroom", bytes(ByteSize::ZERO..=ByteSize(1 << 50)));
+    let token = keys.read("admin.token", text_or_empty);
     let announce = keys.read("drain.announce", auto_or(seconds(0, 600)));
     let grace = keys.read("drain.grace", seconds(0, 3600));
     let formats = [("human", LogFormat::Human), ("json", LogFormat::Json)];
@@ -198,6 +247,8 @@ fn read(keys: &mut Keys) -> Option<Config> {
         runtime: Runtime { library: library?.map(PathBuf::from), threads: threads? },
         http: http?,
         model: model?,
+        memory: Memory { limit: limit?, headroom: headroom? },
+        admin: Admin { token: token? },
         drain: Drain { announce: announce?, grace: grace? },
         log: Log { format: format?, level: level? },
         keys: keys.clone(),
@@ -259,6 +310,18 @@ fn model_name(value: &Value) -> Result<Option<String>, String> {
         Some(name) => crate::model::check_name(&name).map(|()| Some(name)),
         None => Ok(None),
     }
+}
+
+fn memory_limit(value: &Value) -> Result<MemoryLimit, String> {
+    let allowed = |also: &str| format!("\"auto\", a part of the device such as \"80%\", or {also}");
+    if value.as_str() == Some("auto") {
+        return Ok(MemoryLimit::All);
+    }
+    if let Some(percent) = value.as_str().and_then(|text| text.strip_suffix('%')) {
+        let percent = percent.trim().parse::<f64>().ok().filter(|percent| *percent > 0.0 && *percent <= 100.0);
+        return percent.map(|percent| MemoryLimit::Fraction(percent / 100.0)).ok_or_else(|| allowed("a size"));
+    }
+    bytes(ByteSize(1 << 20)..=ByteSize(1 << 50))(value).map(MemoryLimit::Bytes).map_err(|size| allowed(&size))
 }
 
 fn log_level(value: &Value) -> Result<String, String> {

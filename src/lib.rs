@@ -39,6 +39,7 @@
 //! # Files with `unsafe`
 //! - `src/memory/block.rs`: slices over blocks of host memory.
 //! - `src/memory/host.rs`: reserving, committing and giving back address ranges of the host.
+//! - `src/runtime/allocator.rs`: the allocator that ONNX Runtime gets, and the exception that a denial is.
 //! - `src/runtime/library.rs`: setting an environment variable before any thread exists.
 //! - `src/runtime/strings.rs`: string tensors of any bytes, through ONNX Runtime's C interface.
 
@@ -53,6 +54,7 @@ pub mod metrics;
 pub mod model;
 pub mod repository;
 pub mod runtime;
+pub mod sampler;
 pub mod scheduler;
 pub mod server;
 pub mod tensor;

@@ -2,7 +2,9 @@
 //!
 //! Counting costs an atomic add: label values are resolved once per model version, not once per request.
 
+use crate::memory::LedgerStats;
 use crate::scheduler::{LimitedBy, Rejection};
+use crate::units::{ByteSize, DeviceId};
 use prometheus::core::Collector;
 use prometheus::{
     Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
@@ -33,6 +35,8 @@ pub struct Metrics {
     rejections: IntCounterVec,
     load_seconds: GaugeVec,
     memory_bytes: IntGaugeVec,
+    arena_bytes: IntGaugeVec,
+    memory_events: IntGaugeVec,
     requests_in_flight: IntGaugeVec,
 }
 
@@ -107,6 +111,8 @@ impl Metrics {
             batch: BatchFamilies::new(&built),
             load_seconds: built.float_gauges("model_load_seconds", "Loading and warming up.", &MODEL),
             memory_bytes: built.gauges("memory_bytes", "Device memory by kind.", &["device", "kind"]),
+            arena_bytes: built.gauges("arena_bytes", "Bytes of one arena by kind.", &["arena", "kind"]),
+            memory_events: built.gauges("memory_events_total", "What the ledger has done.", &["device", "what"]),
             requests_in_flight: built.gauges("requests_in_flight", "Requests that HTTP has not answered yet.", &[]),
             registry: registry.clone(),
         };
@@ -162,9 +168,47 @@ impl Metrics {
         self.request_seconds.with_label_values(&[name, version.as_str()]).observe(seconds);
     }
 
-    /// Publishes the bytes of one device.
-    pub fn memory(&self, device: &str, kind: &str, bytes: u64) {
-        self.memory_bytes.with_label_values(&[device, kind]).set(i64::try_from(bytes).unwrap_or(i64::MAX));
+    /// Publishes one kind of bytes of a device.
+    pub fn memory(&self, device: DeviceId, kind: &str, bytes: ByteSize) {
+        let bytes = i64::try_from(bytes.0).unwrap_or(i64::MAX);
+        self.memory_bytes.with_label_values(&[&device.to_string(), kind]).set(bytes);
+    }
+
+    /// Publishes everything that a ledger says. `committed + outside + free` is `total`.
+    pub fn ledger(&self, stats: &LedgerStats) {
+        let LedgerStats { device, limit, headroom, margin, committed, allocated, free, total, outside, .. } = stats;
+        let kinds = [
+            ("limit", limit),
+            ("headroom", headroom),
+            ("margin", margin),
+            ("committed", committed),
+            ("allocated", allocated),
+            ("free", free),
+            ("total", total),
+            ("outside", outside),
+        ];
+        kinds.into_iter().for_each(|(kind, &bytes)| self.memory(*device, kind, bytes));
+        // Arenas come and go with models: those that are gone must not stay.
+        self.arena_bytes.reset();
+        for arena in &stats.arenas {
+            let kinds = [("allocated", arena.allocated), ("reserved", arena.reserved), ("active", arena.active)];
+            for (kind, bytes) in kinds {
+                let bytes = i64::try_from(bytes.0).unwrap_or(i64::MAX);
+                self.arena_bytes.with_label_values(&[arena.label.as_str(), kind]).set(bytes);
+            }
+        }
+        let counters = &stats.counters;
+        let counts = [
+            ("commits", counters.commits),
+            ("decommits", counters.decommits),
+            ("failures", counters.failures),
+            ("reclaimed_bytes", counters.reclaimed),
+            ("trimmed_bytes", counters.trimmed),
+        ];
+        for (what, count) in counts {
+            let label = [&device.to_string(), what];
+            self.memory_events.with_label_values(&label).set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
     }
 
     /// The text exposition of everything.

@@ -5,11 +5,14 @@ use crate::clock::Clock;
 use crate::config::Config;
 use crate::http::serve::{ServeLimits, serve};
 use crate::http::{AppState, Limits, Phase, router};
+use crate::memory::{Backing, Device, DeviceOptions, HOST_ALIGNMENT, Host};
 use crate::metrics::Metrics;
 use crate::model::Table;
 use crate::repository::load::{Ids, Loader};
 use crate::repository::manager::Manager;
-use crate::runtime::Runtime;
+use crate::runtime::{Runtime, self_test};
+use crate::sampler::sample;
+use crate::units::DeviceId;
 use anyhow::Context;
 use arc_swap::ArcSwap;
 use std::io::IsTerminal;
@@ -25,6 +28,8 @@ use tokio::sync::{oneshot, watch};
 /// answer when the grace period is over.
 pub fn run(config: Config) -> anyhow::Result<()> {
     let runtime = Runtime::load(config.runtime.library.as_deref())?;
+    self_test(&runtime)
+        .map_err(|fault| anyhow::anyhow!("the memory self-test failed, so nothing is served: {fault}"))?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = config.runtime.threads.map_or(cores, usize::from);
     let tokio = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build()?;
@@ -50,7 +55,11 @@ async fn serve_until_signal(config: Config, runtime: Runtime, cores: usize) -> a
     let batching = tokio::spawn(batcher_loop.run());
 
     let models = Arc::new(ArcSwap::from_pointee(Table::default()));
-    let loader = Loader { runtime, clock, completions: ends.completions, cores, ids: Arc::new(Ids::default()) };
+    let device = host(&config);
+    let sampling =
+        tokio::spawn(sample(device.clone(), clock, ends.control.clone(), Arc::clone(&ends.trim), Arc::clone(&metrics)));
+    let ids = Arc::new(Ids::default());
+    let loader = Loader { runtime, device, clock, completions: ends.completions, cores, ids };
     let manager = Manager::new(loader, Arc::clone(&models), ends.control.clone(), Arc::clone(&metrics));
     let managing = tokio::spawn(manager.run(config.clone(), ends.events));
 
@@ -71,7 +80,16 @@ async fn serve_until_signal(config: Config, runtime: Runtime, cores: usize) -> a
         }
     };
     managing.abort();
+    sampling.abort();
     Ok(drained)
+}
+
+/// The memory of this machine, within the configured limit.
+fn host(config: &Config) -> Device {
+    let backing = Box::new(Host::new());
+    let (limit, headroom) = (config.memory.limit(backing.total_bytes()), config.memory.headroom);
+    tracing::info!(%limit, %headroom, margin = %backing.margin(), total = %backing.total_bytes(), "memory of the host");
+    Device::new(backing, DeviceOptions { id: DeviceId(0), limit, headroom, alignment: HOST_ALIGNMENT })
 }
 
 fn app_state(

@@ -58,7 +58,7 @@ fn spec() -> ModelSpec {
 async fn start(instances: u32, max_in_flight: usize) -> Server {
     let clock = Clock::start();
     let (task, ends) = Loop::new(max_in_flight, clock, Arc::new(Metrics::new()));
-    let Ends { batcher, control, completions, events } = ends;
+    let Ends { batcher, control, completions, events, .. } = ends;
     let finished = tokio::spawn(task.run());
     let spec = Arc::new(spec());
     let batches = Arc::new(Mutex::new(Vec::new()));

@@ -5,9 +5,9 @@ mod support;
 use concertina::clock::Clock;
 use concertina::model::{InferRequest, InputTensor, ModelSpec, Settings, ValidRequest};
 use concertina::runtime::calibrate::{CalibrationError, calibrate};
-use concertina::runtime::{Batch, BatchPart, RunError, Session, SessionOptions};
+use concertina::runtime::{Arenas, Batch, BatchPart, RunError, Session, SessionOptions};
 use concertina::tensor::{DataType, Tensor};
-use concertina::units::{BatchId, ModelId, Rows};
+use concertina::units::{BatchId, ByteSize, ModelId, Rows};
 use proptest::prelude::*;
 use std::sync::Arc;
 
@@ -19,7 +19,8 @@ struct Loaded {
 
 fn load(name: &str, batch_axis: Option<usize>) -> Loaded {
     let options = SessionOptions { intra_op_threads: 1, optimize: true };
-    let mut session = Session::load(support::runtime(), &support::test_model(name), options).unwrap();
+    let arenas = Arenas::new(&support::device(), name, 1).unwrap();
+    let mut session = Session::load(support::runtime(), &support::test_model(name), options, arenas).unwrap();
     let spec = Arc::new(ModelSpec {
         id: ModelId(0),
         name: name.to_owned(),
@@ -49,7 +50,8 @@ impl Loaded {
     ) -> Result<Vec<Vec<Tensor>>, RunError> {
         let rows: Rows = parts.iter().map(|(_, _, rows)| rows).sum();
         let parts = parts.into_iter().map(|(request, start, rows)| BatchPart { request, start, rows }).collect();
-        self.session.run(&Batch { id: BatchId(1), parts, padded_rows: rows + padding }, self.clock).0
+        let batch = Batch { id: BatchId(1), parts, bytes: ByteSize::ZERO, padded_rows: rows + padding };
+        self.session.run(&batch, self.clock).result
     }
 }
 

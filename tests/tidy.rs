@@ -7,17 +7,36 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Which modules each module may name. A module that is not here is a new part of the architecture: say what it may use.
-const DIRECTIONS: [(&str, &[&str]); 15] = [
+const DIRECTIONS: [(&str, &[&str]); 16] = [
     ("main", &["cli", "runtime", "server"]),
     ("cli", &["config", "keys", "model", "repository", "tensor"]),
-    ("server", &["batcher", "clock", "config", "http", "metrics", "model", "repository", "runtime", "units"]),
+    (
+        "server",
+        &[
+            "batcher",
+            "clock",
+            "config",
+            "http",
+            "memory",
+            "metrics",
+            "model",
+            "repository",
+            "runtime",
+            "sampler",
+            "units",
+        ],
+    ),
+    ("sampler", &["batcher", "clock", "memory", "metrics", "scheduler"]),
     ("http", &["batcher", "metrics", "model", "tensor", "units"]),
     // The loader hands what it loads to the batcher, with a plan for the scheduler.
-    ("repository", &["batcher", "clock", "config", "keys", "metrics", "model", "runtime", "scheduler", "units"]),
+    (
+        "repository",
+        &["batcher", "clock", "config", "keys", "memory", "metrics", "model", "runtime", "scheduler", "units"],
+    ),
     ("batcher", &["clock", "metrics", "model", "runtime", "scheduler", "tensor", "units"]),
     ("runtime", &["clock", "memory", "model", "tensor", "units"]),
     ("config", &["keys", "model", "units"]),
-    ("metrics", &["scheduler", "units"]),
+    ("metrics", &["memory", "scheduler", "units"]),
     ("clock", &["units"]),
     ("model", &["keys", "tensor", "units"]),
     ("memory", &["units"]),

@@ -41,9 +41,8 @@ impl Loop {
             model.metrics.queue_rows.set(i64::try_from(stats.queued_rows).unwrap_or(i64::MAX));
         }
         for stats in self.scheduler.device_stats() {
-            let device = stats.device.to_string();
-            self.metrics.memory(&device, "run_reserved", stats.reserved.0);
-            self.metrics.memory(&device, "run_budget", stats.budget.0);
+            self.metrics.memory(stats.device, "run_reserved", stats.reserved);
+            self.metrics.memory(stats.device, "run_budget", stats.budget);
         }
     }
 }

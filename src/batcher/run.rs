@@ -13,7 +13,7 @@ use crate::scheduler::{
 use crate::units::{BatchId, InstanceId, Instant, ModelId, RequestId};
 use std::collections::HashMap;
 use std::sync::Arc;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 
 /// Completions that may wait for the loop: more than all workers together can have in flight.
 const MAX_COMPLETIONS: usize = 1024;
@@ -86,6 +86,8 @@ pub struct Ends {
     pub completions: mpsc::Sender<Completion>,
     /// What happened.
     pub events: mpsc::Receiver<Event>,
+    /// Notified when idle memory should be given back at once.
+    pub trim: Arc<Notify>,
 }
 
 pub(super) struct LoadedModel {
@@ -112,6 +114,7 @@ pub struct Loop {
     pub(super) controls: mpsc::Receiver<Control>,
     pub(super) completions: mpsc::Receiver<Completion>,
     pub(super) events: mpsc::Sender<Event>,
+    pub(super) trim: Arc<Notify>,
     pub(super) drained: Option<oneshot::Sender<()>>,
     /// Whether something has happened since the last publication, and when the next one is due.
     pub(super) changed: bool,
@@ -126,7 +129,9 @@ impl Loop {
         let (control, controls) = mpsc::channel(MAX_CONTROLS);
         let (completion_sender, completions) = mpsc::channel(MAX_COMPLETIONS);
         let (events, event_receiver) = mpsc::channel(MAX_EVENTS);
+        let trim = Arc::new(Notify::new());
         let this = Self {
+            trim: Arc::clone(&trim),
             clock,
             metrics,
             scheduler: Scheduler::new(),
@@ -142,7 +147,7 @@ impl Loop {
             changed: false,
             next_publication: Instant::default(),
         };
-        (this, Ends { batcher, control, completions: completion_sender, events: event_receiver })
+        (this, Ends { batcher, control, completions: completion_sender, events: event_receiver, trim })
     }
 
     /// Runs until a drain is complete, or until whoever controls it is gone.
@@ -289,7 +294,7 @@ impl Loop {
                 Action::Dispatch(dispatch) => self.dispatch(dispatch),
                 Action::Finish(id) => self.finish(id),
                 Action::Reject(id, rejection) => self.reject(id, rejection),
-                Action::Trim(_) => {}
+                Action::Trim(_) => self.trim.notify_one(),
             }
         }
     }
@@ -315,7 +320,8 @@ impl Loop {
             metrics.batch_fill_ratio.observe(f64::from(dispatch.rows) / f64::from(dispatch.padded_rows));
             metrics.limited(dispatch.limited_by).inc();
         }
-        let batch = Batch { id: dispatch.batch, parts, padded_rows: dispatch.padded_rows };
+        let (id, bytes) = (dispatch.batch, dispatch.bytes);
+        let batch = Batch { id, parts, bytes, padded_rows: dispatch.padded_rows };
         let worker = self.workers.get(&dispatch.instance);
         let sent = worker.is_some_and(|worker| worker.batches.try_send(batch).is_ok());
         let (id, instance, model) = (dispatch.batch, dispatch.instance, dispatch.model);

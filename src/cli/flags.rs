@@ -24,6 +24,12 @@ pub struct Options {
     /// The path of libonnxruntime.so [key: runtime.library]
     #[arg(long, value_name = "PATH", env = "CONCERTINA_ONNXRUNTIME")]
     onnxruntime: Option<String>,
+    /// The most memory that all models together may hold: a size, 80%, or auto [key: memory.limit]
+    #[arg(long, value_name = "LIMIT", env = "CONCERTINA_MEMORY_LIMIT")]
+    memory_limit: Option<String>,
+    /// What requests to /admin must bring; better given by the environment, which other users cannot see [key: admin.token]
+    #[arg(long, value_name = "TOKEN", env = "CONCERTINA_ADMIN_TOKEN", hide_env_values = true)]
+    admin_token: Option<String>,
     /// How long to be "not ready" yet serve after SIGTERM: 5s, or auto [key: drain.announce]
     #[arg(long, value_name = "DURATION", env = "CONCERTINA_DRAIN_ANNOUNCE")]
     drain_announce: Option<String>,
@@ -88,6 +94,8 @@ impl Options {
             ("model_name", "models.name", &self.model_name),
             ("address", "server.address", &self.address),
             ("onnxruntime", "runtime.library", &self.onnxruntime),
+            ("memory_limit", "memory.limit", &self.memory_limit),
+            ("admin_token", "admin.token", &self.admin_token),
             ("drain_announce", "drain.announce", &self.drain_announce),
             ("drain_grace", "drain.grace", &self.drain_grace),
             ("log_format", "log.format", &self.log_format),

@@ -3,11 +3,12 @@
 use super::Candidate;
 use crate::batcher::{ModelLoad, Sample};
 use crate::clock::Clock;
+use crate::memory::Device;
 use crate::model::derive::{Derived, derive};
 use crate::model::settings::BatchAxis;
 use crate::model::{ModelSpec, Settings};
 use crate::runtime::calibrate::{self, Calibration, CalibrationError};
-use crate::runtime::{Completion, Runtime, Session, SessionOptions, Worker, WorkerHandle};
+use crate::runtime::{Arenas, Completion, Runtime, Session, SessionOptions, Worker, WorkerHandle};
 use crate::scheduler::{ModelPlan, Observation};
 use crate::units::{DeviceId, InstanceId, ModelId, Rows};
 use std::sync::Arc;
@@ -26,6 +27,8 @@ const MAX_FILE_TO_TRY_INSTANCES: u64 = 1 << 30;
 pub struct Loader {
     /// The library.
     pub runtime: Runtime,
+    /// Whose memory models live in.
+    pub device: Device,
     /// Times the calibration.
     pub clock: Clock,
     /// Where workers report.
@@ -41,6 +44,7 @@ pub struct Loader {
 pub struct Ids {
     models: AtomicU32,
     instances: AtomicU32,
+    sessions: AtomicU32,
 }
 
 /// How a model uses the cores.
@@ -85,7 +89,11 @@ impl Loader {
 
     fn session(&self, candidate: &Candidate, layout: Layout) -> Result<Session, String> {
         let options = SessionOptions { intra_op_threads: layout.threads, optimize: true };
-        Session::load(&self.runtime, &candidate.file, options)
+        let label =
+            format!("{}/{}/{}", candidate.name, candidate.version, self.ids.sessions.fetch_add(1, Ordering::Relaxed));
+        let arenas = Arenas::new(&self.device, &label, candidate.settings.default_priority);
+        let arenas = arenas.map_err(|error| error.to_string())?;
+        Session::load(&self.runtime, &candidate.file, options, arenas)
     }
 
     fn spec(&self, candidate: &Candidate, session: &Session, derived: Derived) -> ModelSpec {

@@ -24,6 +24,8 @@ pub struct Batch {
     pub id: BatchId,
     /// The rows, in order; never empty.
     pub parts: Vec<BatchPart>,
+    /// Bytes of run memory that it is predicted to need: they are committed before it runs.
+    pub bytes: ByteSize,
     /// Rows to run; what exceeds the sum of `parts` is filled with copies of the first row and cut off again.
     pub padded_rows: Rows,
 }

@@ -4,7 +4,7 @@
 //! numbers, since some kernels are faster on zeros; integers are ones, since they are often indices, or zeros where the
 //! model does not bear ones.
 
-use super::{Batch, BatchPart, RunError, Session};
+use super::{Batch, BatchPart, Ran, RunError, Session};
 use crate::clock::Clock;
 use crate::model::settings::Fill;
 use crate::model::{Dim, InferRequest, InputTensor, ModelSpec, Settings, ValidRequest};
@@ -155,8 +155,10 @@ impl Runner<'_> {
 
     fn measure(&mut self, rows: Rows) -> Result<Measured, RunError> {
         let mut duration = Duration::MAX;
+        let mut bytes = ByteSize::ZERO;
         for run in 0..RUNS {
-            let took = self.run(rows)?;
+            let (took, needed) = self.run(rows)?;
+            bytes = ByteSize(bytes.0.max(needed.0));
             if run > 0 {
                 duration = duration.min(took);
             }
@@ -165,16 +167,16 @@ impl Runner<'_> {
                 break;
             }
         }
-        Ok(Measured { rows, duration, bytes: ByteSize::ZERO })
+        Ok(Measured { rows, duration, bytes })
     }
 
-    fn run(&mut self, rows: Rows) -> Result<Duration, RunError> {
+    fn run(&mut self, rows: Rows) -> Result<(Duration, ByteSize), RunError> {
         let request = Arc::new(self.request(rows)?);
         let rows = request.rows;
         let parts = vec![BatchPart { request, start: 0, rows }];
-        let batch = Batch { id: BatchId::default(), parts, padded_rows: rows };
-        let (result, stages) = self.session.run(&batch, self.clock);
-        result.map(|_| stages.total())
+        let batch = Batch { id: BatchId::default(), parts, bytes: ByteSize::ZERO, padded_rows: rows };
+        let Ran { result, stages, bytes } = self.session.run(&batch, self.clock);
+        result.map(|_| (stages.total(), bytes))
     }
 
     fn request(&self, rows: Rows) -> Result<ValidRequest, RunError> {

@@ -1,15 +1,18 @@
 //! One session: a model's graph ready to run, and the buffers that its batches are gathered into.
 
+use super::allocator::{Arenas, SessionAllocator};
 use super::batch::Stages;
 use super::element::{self, OutputBytes};
 use super::{Batch, RunError, Runtime};
 use crate::clock::Clock;
+use crate::memory::{Arena, Block, Denied, Device, DeviceOptions, HOST_ALIGNMENT, Host};
 use crate::model::spec::{Side, Unsupported};
 use crate::model::{Dim, Graph, ModelSpec, TensorSpec};
 use crate::tensor::rows::{self, RowCopy, RowLayout};
 use crate::tensor::{DataType, Shape, Tensor};
+use crate::units::{ByteSize, DeviceId};
 use bytes::Bytes;
-use ort::session::builder::{AutoDevicePolicy, GraphOptimizationLevel};
+use ort::session::builder::{AutoDevicePolicy, GraphOptimizationLevel, SessionBuilder};
 use ort::session::{SessionInputValue, SessionOutputs};
 use ort::value::ValueType;
 use std::borrow::Cow;
@@ -28,10 +31,24 @@ pub struct SessionOptions {
 /// A loaded graph. `&mut` means one run at a time.
 #[derive(Debug)]
 pub struct Session {
+    // Declared before the allocator, so that it is dropped first.
     inner: ort::session::Session,
     graph: Graph,
     spec: Option<Arc<ModelSpec>>,
     buffers: Vec<Buffer>,
+    arena: Arena,
+    allocator: SessionAllocator,
+}
+
+/// What a run gave and took.
+#[derive(Debug)]
+pub struct Ran {
+    /// For each part the wanted outputs in the wanted order, or why there are none.
+    pub result: Result<Vec<Vec<Tensor>>, RunError>,
+    /// How long each stage took.
+    pub stages: Stages,
+    /// Bytes of run memory that the run needs to have committed.
+    pub bytes: ByteSize,
 }
 
 impl Session {
@@ -39,11 +56,32 @@ impl Session {
     ///
     /// # Errors
     /// ONNX Runtime's text if it refuses the file.
-    pub fn load(runtime: &Runtime, path: &Path, options: SessionOptions) -> Result<Self, String> {
-        let text = |error: ort::Error| error.message().to_owned();
+    pub fn load(runtime: &Runtime, path: &Path, options: SessionOptions, arenas: Arenas) -> Result<Self, String> {
+        Self::build(runtime, options, arenas, |mut builder| builder.commit_from_file(path))
+    }
+
+    /// Loads a model from its bytes. As [`Session::load`].
+    ///
+    /// # Errors
+    /// As [`Session::load`].
+    pub fn load_bytes(
+        runtime: &Runtime,
+        model: &[u8],
+        options: SessionOptions,
+        arenas: Arenas,
+    ) -> Result<Self, String> {
+        Self::build(runtime, options, arenas, |mut builder| builder.commit_from_memory(model))
+    }
+
+    fn build(
+        runtime: &Runtime,
+        options: SessionOptions,
+        arenas: Arenas,
+        commit: impl FnOnce(SessionBuilder) -> ort::Result<ort::session::Session>,
+    ) -> Result<Self, String> {
         let level = if options.optimize { GraphOptimizationLevel::All } else { GraphOptimizationLevel::Disable };
         let build = || -> ort::Result<ort::session::Session> {
-            ort::session::Session::builder(&runtime.environment)?
+            let builder = ort::session::Session::builder(&runtime.environment)?
                 .with_auto_device(AutoDevicePolicy::PreferCPU)?
                 .with_optimization_level(level)?
                 .with_intra_threads(options.intra_op_threads)?
@@ -52,12 +90,16 @@ impl Session {
                 .with_intra_op_spinning(false)?
                 // The pattern's cache key mixes up shapes, and its blocks are larger than what a run needs.
                 .with_memory_pattern(false)?
-                .commit_from_file(path)
+                .with_env_allocators()?
+                .with_device_allocated_initializers()?;
+            commit(builder)
         };
-        let inner = build().map_err(text)?;
+        let arena = arenas.buffers.clone();
+        let allocator = SessionAllocator::new(arenas)?;
+        let inner = allocator.bind(runtime, build)?;
         let graph = graph_of(&inner);
         let buffers = graph.inputs.iter().map(|_| Buffer::default()).collect();
-        Ok(Self { inner, graph, spec: None, buffers })
+        Ok(Self { inner, graph, spec: None, buffers, arena, allocator })
     }
 
     /// What the file says of itself.
@@ -71,14 +113,21 @@ impl Session {
         self.spec = Some(spec);
     }
 
-    /// Gathers a batch, runs it, and scatters the outputs: for each part the wanted outputs in the wanted order.
-    ///
-    /// # Errors
-    /// See [`RunError`].
-    pub fn run(&mut self, batch: &Batch, clock: Clock) -> (Result<Vec<Vec<Tensor>>, RunError>, Stages) {
+    /// Gathers a batch, runs it, and scatters the outputs. The batch's predicted bytes are committed before anything runs.
+    pub fn run(&mut self, batch: &Batch, clock: Clock) -> Ran {
         let mut stages = Stages::default();
-        let result = self.run_stages(batch, clock, &mut stages);
-        (result, stages)
+        let ensured = self.allocator.begin_run(clock.now(), batch.bytes);
+        let result = match ensured {
+            Ok(()) => self.run_stages(batch, clock, &mut stages),
+            Err(denied) => Err(out_of_memory(&denied)),
+        };
+        let stats = self.allocator.end_run(clock.now());
+        // What our own allocator has seen counts, not what the message says.
+        let result = match result {
+            Err(RunError::Model(message)) if stats.denials > 0 => Err(RunError::OutOfMemory { message }),
+            other => other,
+        };
+        Ran { result, stages, bytes: stats.footprint }
     }
 
     fn run_stages(&mut self, batch: &Batch, clock: Clock, stages: &mut Stages) -> Result<Vec<Vec<Tensor>>, RunError> {
@@ -86,7 +135,8 @@ impl Session {
         let started = clock.now();
         let mut shapes = Vec::with_capacity(spec.inputs.len());
         for (index, buffer) in self.buffers.iter_mut().enumerate() {
-            shapes.push(gather_input(&spec, batch, index, buffer));
+            let shape = gather_input(&spec, batch, index, (buffer, &self.arena));
+            shapes.push(shape.map_err(|denied| out_of_memory(&denied))?);
         }
         let gathered = clock.now();
         stages.gather = gathered.since(started);
@@ -97,7 +147,7 @@ impl Session {
                 .map_err(|text| RunError::Model(format!("input '{}': {text}", input.name)))?;
             inputs.push((Cow::Borrowed(input.name.as_str()), value));
         }
-        let outputs = self.inner.run(inputs).map_err(|error| classify(&error))?;
+        let outputs = self.inner.run(inputs).map_err(|error| RunError::Model(error.message().to_owned()))?;
         let computed = clock.now();
         stages.compute = computed.since(gathered);
 
@@ -113,34 +163,49 @@ impl Session {
 /// Why the library or the file cannot be loaded.
 pub fn describe(library: Option<&Path>, file: &Path) -> Result<Graph, String> {
     let runtime = Runtime::load(library).map_err(|error| error.to_string())?;
-    let session = Session::load(&runtime, file, SessionOptions { intra_op_threads: 1, optimize: false })?;
+    let options = DeviceOptions {
+        id: DeviceId::default(),
+        limit: ByteSize::MAX,
+        headroom: ByteSize::ZERO,
+        alignment: HOST_ALIGNMENT,
+    };
+    let device = Device::new(Box::new(Host::new()), options);
+    let arenas = Arenas::new(&device, "describe", 1).map_err(|error| error.to_string())?;
+    let session = Session::load(&runtime, file, SessionOptions { intra_op_threads: 1, optimize: false }, arenas)?;
     Ok(session.graph)
 }
 
 /// The memory that one input is gathered into, aligned for every datatype and kept between runs.
 #[derive(Debug, Default)]
 struct Buffer {
-    words: Vec<u64>,
+    block: Option<Block>,
     len: usize,
 }
 
 impl Buffer {
     fn bytes(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.words)[..self.len]
+        self.block.as_ref().map_or(&[], |block| &block.as_slice()[..self.len])
     }
 
-    fn resized(&mut self, len: usize) -> &mut [u8] {
-        let words = len.div_ceil(size_of::<u64>());
-        if self.words.len() < words {
-            self.words.resize(words, 0);
+    fn resized(&mut self, len: usize, arena: &Arena) -> Result<&mut [u8], Denied> {
+        if self.block.as_ref().is_none_or(|block| block.len() < len) {
+            // The old one goes first: there may be room for one of them only.
+            self.block = None;
+            self.len = 0;
+            self.block = Some(arena.block(len)?);
         }
         self.len = len;
-        &mut bytemuck::cast_slice_mut(&mut self.words)[..len]
+        Ok(self.block.as_mut().map_or(&mut [], |block| &mut block.as_mut_slice()[..len]))
     }
 }
 
 /// Fills the buffer of one input and returns the batch's shape of it.
-fn gather_input(spec: &ModelSpec, batch: &Batch, index: usize, buffer: &mut Buffer) -> Shape {
+fn gather_input(
+    spec: &ModelSpec,
+    batch: &Batch,
+    index: usize,
+    (buffer, arena): (&mut Buffer, &Arena),
+) -> Result<Shape, Denied> {
     let first = &batch.parts[0].request.inputs[index];
     let mut shape = first.shape.clone();
     if let Some(axis) = spec.batch_axis {
@@ -148,19 +213,20 @@ fn gather_input(spec: &ModelSpec, batch: &Batch, index: usize, buffer: &mut Buff
     }
     let into = RowLayout::new(&shape, spec.batch_axis);
     let Some(element) = spec.inputs[index].datatype.size() else {
-        gather_strings(spec, batch, index, buffer);
-        return shape;
+        let strings = gather_strings(spec, batch, index);
+        buffer.resized(strings.len(), arena)?.copy_from_slice(&strings);
+        return Ok(shape);
     };
-    let bytes = buffer.resized(into.elements() * element);
+    let bytes = buffer.resized(into.elements() * element, arena)?;
     for (copy, part) in copies(batch) {
         let source = &part.request.inputs[index];
         rows::gather((&source.data, RowLayout::new(&source.shape, spec.batch_axis)), (bytes, into), element, copy);
     }
-    shape
+    Ok(shape)
 }
 
 /// Strings are few and short beside a model's work: they are taken apart and written again.
-fn gather_strings(spec: &ModelSpec, batch: &Batch, index: usize, buffer: &mut Buffer) {
+fn gather_strings(spec: &ModelSpec, batch: &Batch, index: usize) -> Vec<u8> {
     let sources: Vec<(RowCopy, RowLayout, Vec<Bytes>)> = copies(batch)
         .map(|(copy, part)| {
             let source = &part.request.inputs[index];
@@ -177,7 +243,7 @@ fn gather_strings(spec: &ModelSpec, batch: &Batch, index: usize, buffer: &mut Bu
             elements[range].iter().for_each(|element| rows::push_string(&mut out, element));
         }
     }
-    buffer.resized(out.len()).copy_from_slice(&out);
+    out
 }
 
 /// Which rows of which part go where; padding rows are copies of the first row, since a model may not bear invented ones.
@@ -264,15 +330,8 @@ fn scatter_rows(
     Tensor { datatype, shape, data: data.into() }
 }
 
-/// Without an allocator of our own the text is all there is to tell a lack of memory from a fault of the model.
-fn classify(error: &ort::Error) -> RunError {
-    let message = error.message().to_owned();
-    let memory = ["std::bad_alloc", "Failed to allocate memory", "Available memory of", "out of memory"];
-    if memory.iter().any(|text| message.contains(text)) {
-        RunError::OutOfMemory { message }
-    } else {
-        RunError::Model(message)
-    }
+fn out_of_memory(denied: &Denied) -> RunError {
+    RunError::OutOfMemory { message: denied.to_string() }
 }
 
 fn graph_of(session: &ort::session::Session) -> Graph {

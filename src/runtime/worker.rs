@@ -1,5 +1,7 @@
 //! One OS thread per instance: it alone touches its session.
 
+use super::batch::Stages;
+use super::session::Ran;
 use super::{Batch, Completion, RunError, Session};
 use crate::clock::Clock;
 use crate::units::{ByteSize, InstanceId};
@@ -59,11 +61,13 @@ impl Worker {
     fn complete(&mut self, batch: &Batch) -> Completion {
         let clock = self.clock;
         let run = catch_unwind(AssertUnwindSafe(|| self.session.run(batch, clock)));
-        let (result, stages) = run.unwrap_or_else(|panic| {
+        let ran = run.unwrap_or_else(|panic| {
             let text = panic.downcast_ref::<String>().map(String::as_str);
             let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without a message");
-            (Err(RunError::Lost(text.to_owned())), super::batch::Stages::default())
+            let result = Err(RunError::Lost(text.to_owned()));
+            Ran { result, stages: Stages::default(), bytes: ByteSize::ZERO }
         });
-        Completion { batch: batch.id, instance: self.instance, result, stages, bytes: ByteSize::ZERO }
+        let Ran { result, stages, bytes } = ran;
+        Completion { batch: batch.id, instance: self.instance, result, stages, bytes }
     }
 }

@@ -1,7 +1,9 @@
 //! What several test programs share.
 #![allow(dead_code, reason = "each test program uses a part")]
 
+use concertina::memory::{Device, DeviceOptions, HOST_ALIGNMENT, Host};
 use concertina::runtime::Runtime;
+use concertina::units::{ByteSize, DeviceId};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -23,4 +25,11 @@ pub(crate) fn runtime() -> &'static Runtime {
             .map_or_else(|| root().join(".setup/onnxruntime/libonnxruntime.so.1.31.1"), PathBuf::from);
         Runtime::load(Some(&path)).expect("the library is there: run `make setup`")
     })
+}
+
+/// All of this machine's memory.
+pub(crate) fn device() -> Device {
+    let options =
+        DeviceOptions { id: DeviceId(0), limit: ByteSize::MAX, headroom: ByteSize::ZERO, alignment: HOST_ALIGNMENT };
+    Device::new(Box::new(Host::new()), options)
 }
