@@ -74,6 +74,8 @@ pub struct AppState {
     pub limits: Limits,
     /// Where the process is in its life.
     pub phase: watch::Receiver<Phase>,
+    /// Told of each request that fits its model, before anybody can refuse it for want of room.
+    pub offered: Box<dyn Fn(&ModelSpec, u32) + Send + Sync>,
     /// All metrics in the text format of Prometheus.
     pub metrics: Box<dyn Fn() -> String + Send + Sync>,
 }

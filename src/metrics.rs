@@ -7,8 +7,8 @@ use crate::scheduler::{LimitedBy, Rejection};
 use crate::units::{ByteSize, DeviceId};
 use prometheus::core::Collector;
 use prometheus::{
-    Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
-    Opts, Registry, TextEncoder,
+    Counter, CounterVec, Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec,
+    IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
 /// Seconds: from 50 µs to half a minute in steps of two.
@@ -36,7 +36,7 @@ pub struct Metrics {
     load_seconds: GaugeVec,
     memory_bytes: IntGaugeVec,
     arena_bytes: IntGaugeVec,
-    memory_events: IntGaugeVec,
+    memory_events: IntCounterVec,
     requests_in_flight: IntGaugeVec,
 }
 
@@ -47,7 +47,7 @@ struct BatchFamilies {
     fill_ratio: HistogramVec,
     outcomes: IntCounterVec,
     limited: IntCounterVec,
-    stage_seconds: GaugeVec,
+    stage_seconds: CounterVec,
     estimate_ratio: HistogramVec,
 }
 
@@ -60,7 +60,11 @@ impl BatchFamilies {
             fill_ratio: built.histograms("batch_fill_ratio", "Rows over rows run, padding included.", &MODEL, &tenths),
             outcomes: built.counters("batches_total", "Batches by how they ended.", &and("outcome")),
             limited: built.counters("batch_limited_total", "What kept batches from being larger.", &and("by")),
-            stage_seconds: built.float_gauges("stage_seconds_total", "Seconds of instances per stage.", &and("stage")),
+            stage_seconds: built.float_counters(
+                "stage_seconds_total",
+                "Seconds of instances per stage.",
+                &and("stage"),
+            ),
             estimate_ratio: built.histograms("estimate_ratio", "Observed over predicted.", &and("of"), &ratios),
         }
     }
@@ -112,7 +116,7 @@ impl Metrics {
             load_seconds: built.float_gauges("model_load_seconds", "Loading and warming up.", &MODEL),
             memory_bytes: built.gauges("memory_bytes", "Device memory by kind.", &["device", "kind"]),
             arena_bytes: built.gauges("arena_bytes", "Bytes of one arena by kind.", &["arena", "kind"]),
-            memory_events: built.gauges("memory_events_total", "What the ledger has done.", &["device", "what"]),
+            memory_events: built.counters("memory_events_total", "What the ledger has done.", &["device", "what"]),
             requests_in_flight: built.gauges("requests_in_flight", "Requests that HTTP has not answered yet.", &[]),
             registry: registry.clone(),
         };
@@ -135,11 +139,13 @@ impl Metrics {
         let version = version.to_string();
         let labels = [name, version.as_str()];
         let with = |extra: &'static str| [name, version.as_str(), extra];
+        // What has not happened yet is exposed as zero, or the first time that it does would not show in a rate.
+        let _ = (self.requests.with_label_values(&with("ok")), self.request_rows.with_label_values(&labels));
+        REASONS.iter().for_each(|reason| drop(self.rejections.with_label_values(&with(reason))));
         ModelMetrics {
             queue_requests: self.queue_requests.with_label_values(&labels),
             queue_rows: self.queue_rows.with_label_values(&labels),
             queue_seconds: self.queue_seconds.with_label_values(&labels),
-            request_rows: self.request_rows.with_label_values(&labels),
             batch_rows: self.batch.rows.with_label_values(&labels),
             batch_fill_ratio: self.batch.fill_ratio.with_label_values(&labels),
             done: self.batch.outcomes.with_label_values(&with("done")),
@@ -159,6 +165,11 @@ impl Metrics {
     pub fn reject(&self, name: &str, version: u64, rejection: &Rejection) {
         let labels = [name, &version.to_string(), rejection_name(rejection)];
         self.rejections.with_label_values(&labels).inc();
+    }
+
+    /// Counts the rows of a request that fits its model, whatever becomes of it.
+    pub fn offered(&self, name: &str, version: u64, rows: u32) {
+        self.request_rows.with_label_values(&[name, &version.to_string()]).inc_by(u64::from(rows));
     }
 
     /// Counts an answered request. `code` is `ok` or the error's stable code.
@@ -207,7 +218,8 @@ impl Metrics {
         ];
         for (what, count) in counts {
             let label = [&device.to_string(), what];
-            self.memory_events.with_label_values(&label).set(i64::try_from(count).unwrap_or(i64::MAX));
+            let counter = self.memory_events.with_label_values(&label);
+            counter.inc_by(count.saturating_sub(counter.get()));
         }
     }
 
@@ -230,8 +242,6 @@ pub struct ModelMetrics {
     pub queue_rows: IntGauge,
     /// Time to the first dispatch.
     pub queue_seconds: Histogram,
-    /// Rows offered.
-    pub request_rows: IntCounter,
     /// Rows per batch.
     pub batch_rows: Histogram,
     /// Rows over rows run.
@@ -246,7 +256,7 @@ pub struct ModelMetrics {
     pub instance_lost: IntCounter,
     limited: [IntCounter; 6],
     /// Seconds in gather, compute, scatter.
-    pub stages: [Gauge; 3],
+    pub stages: [Counter; 3],
     /// Observed over predicted seconds.
     pub seconds_ratio: Histogram,
     /// Observed over predicted bytes.
@@ -278,6 +288,10 @@ fn limit_name(limit: LimitedBy) -> &'static str {
     }
 }
 
+/// The names that [`rejection_name`] gives.
+const REASONS: [&str; 7] =
+    ["queue_full", "too_large", "deadline_exceeded", "memory_exhausted", "draining", "unhealthy", "failed"];
+
 fn rejection_name(rejection: &Rejection) -> &'static str {
     match rejection {
         Rejection::QueueFull { .. } => "queue_full",
@@ -308,6 +322,10 @@ impl Built<'_> {
 
     fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
         self.register(IntGaugeVec::new(options(name, help), labels))
+    }
+
+    fn float_counters(&self, name: &str, help: &str, labels: &[&str]) -> CounterVec {
+        self.register(CounterVec::new(options(name, help), labels))
     }
 
     fn float_gauges(&self, name: &str, help: &str, labels: &[&str]) -> GaugeVec {

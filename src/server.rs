@@ -36,7 +36,7 @@ pub fn run(config: Config) -> anyhow::Result<()> {
     let drained = tokio.block_on(serve_until_signal(config, runtime, cores));
     // A model that is still loading is not waited for.
     tokio.shutdown_background();
-    anyhow::ensure!(drained?, "not everything that was accepted has had its answer");
+    anyhow::ensure!(drained?, "ended before everything that was accepted had its answer");
     Ok(())
 }
 
@@ -99,6 +99,7 @@ fn app_state(
     phase: watch::Receiver<Phase>,
     metrics: Arc<Metrics>,
 ) -> AppState {
+    let offered = Arc::clone(&metrics);
     AppState {
         batcher,
         models,
@@ -108,6 +109,7 @@ fn app_state(
             request_rows: config.http.max_request_rows,
         },
         phase,
+        offered: Box::new(move |model, rows| offered.offered(&model.name, model.version, rows)),
         metrics: Box::new(move || String::from_utf8_lossy(&metrics.encode()).into_owned()),
     }
 }
@@ -148,7 +150,7 @@ async fn drain(
     control: &tokio::sync::mpsc::Sender<Control>,
     serving: tokio::task::JoinHandle<()>,
 ) -> bool {
-    let announce = config.drain.announce(std::io::stdout().is_terminal());
+    let announce = config.drain.announce(std::io::stderr().is_terminal());
     tracing::info!(?announce, grace = ?config.drain.grace, "draining");
     phase.send_replace(Phase::Announced);
     tokio::time::sleep(announce).await;

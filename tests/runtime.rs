@@ -193,6 +193,7 @@ fn a_model_that_fails_says_so_and_works_again() {
     let good = model.request(vec![("index", ints(&[2, 1], &[3, 4]))]);
     let error = model.run(vec![(Arc::clone(&good), 0, 2), (bad, 0, 1)], 0).unwrap_err();
     assert!(matches!(&error, RunError::Model(text) if text.contains("out of")), "{error}");
+    assert!(!error.to_string().contains(".cc"), "{error}");
     let answers = model.run(vec![(good, 0, 2)], 0).unwrap();
     assert_eq!(as_floats(&answers[0][0]), [30.0, 40.0]);
 }

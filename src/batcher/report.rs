@@ -2,6 +2,7 @@
 
 use super::run::{Flight, Loop};
 use crate::runtime::{Completion, RunError};
+use crate::units::ByteSize;
 use std::time::Duration;
 
 /// The time between two publications of queue lengths: they cost more than counting, and nobody looks oftener.
@@ -19,7 +20,10 @@ impl Loop {
         }
         .inc();
         let stages = [completion.stages.gather, completion.stages.compute, completion.stages.scatter];
-        metrics.stages.iter().zip(stages).for_each(|(gauge, seconds)| gauge.add(seconds.as_secs_f64()));
+        metrics.stages.iter().zip(stages).for_each(|(counter, seconds)| counter.inc_by(seconds.as_secs_f64()));
+        if completion.result.is_ok() && flight.dispatch.bytes > ByteSize::ZERO {
+            metrics.bytes_ratio.observe(completion.bytes.0 as f64 / flight.dispatch.bytes.0 as f64);
+        }
         if let (Ok(_), Some(predicted)) = (&completion.result, flight.dispatch.duration)
             && !predicted.is_zero()
         {
@@ -42,7 +46,10 @@ impl Loop {
         }
         for stats in self.scheduler.device_stats() {
             self.metrics.memory(stats.device, "run_reserved", stats.reserved);
-            self.metrics.memory(stats.device, "run_budget", stats.budget);
+            // Without a measurement yet there is no budget to speak of.
+            if stats.budget < ByteSize::MAX {
+                self.metrics.memory(stats.device, "run_budget", stats.budget);
+            }
         }
     }
 }

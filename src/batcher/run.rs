@@ -235,7 +235,6 @@ impl Loop {
             return;
         };
         let request = &arrival.request;
-        model.metrics.request_rows.inc_by(u64::from(request.rows));
         let meta = RequestMeta {
             id: arrival.id,
             model: model_id,

@@ -118,7 +118,9 @@ impl Options {
             value: value.clone(),
             origin: Origin::Flag("--set".to_owned()),
         });
-        // --set comes first: a flag of its own is the more explicit one.
-        set.chain(named).collect()
+        // The environment comes before every flag, and --set before a flag of its own: the more explicit one is the last.
+        let (environment, named): (Vec<_>, Vec<_>) =
+            named.partition(|given| matches!(given.origin, Origin::Environment(_)));
+        environment.into_iter().chain(set).chain(named).collect()
     }
 }

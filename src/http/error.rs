@@ -203,7 +203,9 @@ impl ApiError {
         let wire = self.wire();
         body.insert("error".to_owned(), self.to_string().into());
         body.insert("code".to_owned(), wire.code.as_str().into());
-        if wire.status.is_server_error() {
+        // Only what is a fault of model or server: a refusal for want of room or time is the client's to see, and a probe that
+        // finds a loading server asks again every second.
+        if wire.status == axum::http::StatusCode::INTERNAL_SERVER_ERROR {
             tracing::warn!(status = wire.status.as_u16(), code = wire.code.as_str(), error = ?self, "request failed");
         } else {
             tracing::debug!(status = wire.status.as_u16(), code = wire.code.as_str(), error = %self, "request refused");

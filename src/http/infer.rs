@@ -45,6 +45,7 @@ async fn answer(
     let id = std::mem::take(&mut request.id);
     let request = ValidRequest::new(Arc::clone(&model), request, state.limits.request_rows)?;
     outcome.rows = request.rows;
+    (state.offered)(&model, request.rows);
     let answer = state.batcher.infer(request).await?;
     encode::encode(&model, &id, answer, &forms)
 }

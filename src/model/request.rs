@@ -117,9 +117,9 @@ fn place_inputs(model: &ModelSpec, given: Vec<InputTensor>) -> Result<Vec<Tensor
         model.inputs.iter().zip(&placed).filter(|(_, tensor)| tensor.is_none()).map(|(spec, _)| &*spec.name).collect();
     if !missing.is_empty() {
         return Err(InvalidRequest::new(format!(
-            "model '{}' needs {} inputs but got {count}: add '{}'",
+            "model '{}' needs {} but got {count}: add '{}'",
             model.name,
-            model.inputs.len(),
+            if model.inputs.len() == 1 { "1 input".to_owned() } else { format!("{} inputs", model.inputs.len()) },
             missing.join("', '")
         )));
     }

@@ -9,6 +9,7 @@ use crate::model::{ModelState, Table};
 use crate::units::ModelId;
 use arc_swap::ArcSwap;
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -51,7 +52,8 @@ impl Manager {
             self.load(candidate, 0).await;
         }
         let ready = self.models.load().ready().count();
-        tracing::info!(ready, "all models are loaded");
+        let failed = self.models.load().models.values().map(std::collections::BTreeMap::len).sum::<usize>() - ready;
+        tracing::info!(ready, failed, "loading is over");
         while let Some(event) = events.recv().await {
             self.replace(event).await;
         }
@@ -65,17 +67,18 @@ impl Manager {
         }
         for fault in &scan.faults {
             let Some(name) = &fault.model else {
-                table.fault = Some(fault.message.clone());
+                table.fault = Some(for_clients(&fault.message, &fault.path));
                 continue;
             };
-            let state = ModelState::Unavailable { reason: fault.message.clone(), failed: true };
+            let reason = for_clients(&fault.message, &fault.path);
+            let state = ModelState::Unavailable { reason, failed: true };
             table.models.entry(name.clone()).or_default().entry(1).or_insert(state);
         }
         self.models.store(Arc::new(table));
     }
 
     async fn load(&mut self, candidate: Candidate, reloads: u32) {
-        let (name, version) = (candidate.name.clone(), candidate.version);
+        let (name, version, file) = (candidate.name.clone(), candidate.version, candidate.file.clone());
         let started = self.loader.clock.now();
         let loader = self.loader.clone();
         let job = candidate.clone();
@@ -99,13 +102,18 @@ impl Manager {
                     self.publish(&name, version, ModelState::Ready(spec));
                 }
             }
-            Ok(Err(reason)) => self.fail(&name, version, reason),
-            Err(panic) => self.fail(&name, version, format!("loading it panicked: {panic}")),
+            Ok(Err(reason)) => {
+                tracing::error!(model = name, version, reason, "a model cannot be served");
+                self.fail(&name, version, for_clients(&reason, &file));
+            }
+            Err(panic) => {
+                tracing::error!(model = name, version, %panic, "loading a model panicked");
+                self.fail(&name, version, "loading it failed unexpectedly; the log says more".to_owned());
+            }
         }
     }
 
     fn fail(&self, name: &str, version: u64, reason: String) {
-        tracing::error!(model = name, version, reason, "a model cannot be served");
         self.publish(name, version, ModelState::Unavailable { reason, failed: true });
     }
 
@@ -135,5 +143,23 @@ impl Manager {
         }
         // The new instances serve already, so nothing is refused in between.
         let _ = self.control.send(Control::Unload(model)).await;
+    }
+}
+
+/// A reason that clients may read: where things lie on this machine is none of their business.
+fn for_clients(reason: &str, file: &Path) -> String {
+    let name = file.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+    reason.replace(&file.display().to_string(), &name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_see_no_paths() {
+        let file = Path::new("/srv/models/m/1/model.onnx");
+        let reason = "Load model from /srv/models/m/1/model.onnx failed: not a graph";
+        assert_eq!(for_clients(reason, file), "Load model from model.onnx failed: not a graph");
     }
 }

@@ -147,7 +147,7 @@ impl Session {
                 .map_err(|text| RunError::Model(format!("input '{}': {text}", input.name)))?;
             inputs.push((Cow::Borrowed(input.name.as_str()), value));
         }
-        let outputs = self.inner.run(inputs).map_err(|error| RunError::Model(error.message().to_owned()))?;
+        let outputs = self.inner.run(inputs).map_err(|error| RunError::Model(without_paths(error.message())))?;
         let computed = clock.now();
         stages.compute = computed.since(gathered);
 
@@ -328,6 +328,12 @@ fn scatter_rows(
         }
     };
     Tensor { datatype, shape, data: data.into() }
+}
+
+/// ONNX Runtime's text without the words that only its developers understand: paths of its sources and of its build.
+fn without_paths(message: &str) -> String {
+    let inner = |word: &&str| word.starts_with('/') && (word.contains(".cc:") || word.contains(".h:"));
+    message.split_whitespace().filter(|word| !inner(word)).collect::<Vec<_>>().join(" ")
 }
 
 fn out_of_memory(denied: &Denied) -> RunError {

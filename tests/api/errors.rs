@@ -46,7 +46,7 @@ async fn malformed_requests_name_the_field() {
         (r#"{"outputs":[{}]}"#, "outputs[0].name is missing"),
         (r#"{"outputs":[{"name":1}]}"#, "outputs[0].name must be a string"),
         (r#"{"outputs":[{"name":"x","parameters":{"binary_data":0}}]}"#, "outputs[0].parameters.binary_data must be"),
-        (r#"{"inputs":[]}"#, "model 'm' needs 1 inputs but got 0: add 'x'"),
+        (r#"{"inputs":[]}"#, "model 'm' needs 1 input but got 0: add 'x'"),
     ];
     for (body, expected) in table {
         refused(&app(), body, expected).await;

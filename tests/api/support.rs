@@ -77,6 +77,7 @@ pub(crate) fn app_with_jobs(specs: Vec<ModelSpec>, capacity: usize) -> (App, Job
         batcher,
         models: Arc::clone(&models),
         limits: Limits { body_bytes: BODY_LIMIT, body_read_timeout: Duration::from_secs(30), request_rows: 1000 },
+        offered: Box::new(|_, _| {}),
         phase: phase_receiver,
         metrics: Box::new(|| "up 1\n".to_owned()),
     };
