@@ -9,68 +9,11 @@ import argparse
 import json
 import os
 import pathlib
-import platform
-import signal
-import socket
 import statistics
 import subprocess
 import sys
-import time
-import urllib.request
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-TICKS = os.sysconf("SC_CLK_TCK")
-
-
-def target_folder():
-    found = subprocess.run(["cargo", "metadata", "--format-version=1", "--no-deps", "--offline"], cwd=ROOT,
-                           capture_output=True, check=True, text=True)
-    return pathlib.Path(json.loads(found.stdout)["target_directory"]) / "release"
-
-
-def cpu_seconds(pid):
-    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
-
-
-def resident_mib(pid):
-    for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS"):
-            return int(line.split()[1]) / 1024
-    return 0.0
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-class Server:
-    """A started server; ready when the constructor returns."""
-
-    def __init__(self, binary, models, *flags):
-        self.address = f"127.0.0.1:{free_port()}"
-        self.log = open("/tmp/concertina-bench.log", "ab")
-        self.process = subprocess.Popen([binary, "serve", "--models", models, "--address", self.address, *flags],
-                                        stdout=self.log, stderr=self.log)
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline:
-            if self.process.poll() is not None:
-                sys.exit("the server ended; see /tmp/concertina-bench.log")
-            try:
-                urllib.request.urlopen(f"http://{self.address}/v2/health/ready", timeout=1)
-                return
-            except OSError:
-                time.sleep(0.1)
-        sys.exit("the server did not become ready; see /tmp/concertina-bench.log")
-
-    def stop(self):
-        self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(timeout=60)
-        if code != 0:
-            sys.exit(f"the server ended with {code}")
-
+from common import ROOT, Server, cpu_seconds, machine, resident_mib, target_folder
 
 def ort_alone(folder, library, model, case, seconds, batches, layouts):
     found = subprocess.run([folder / "examples/ort_alone", "--library", library, "--model", model, "--case", case,
@@ -138,12 +81,9 @@ def bench(arguments, folder, case, model):
 
 
 def render(arguments, results):
-    model_name = next((line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "")
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
     lines = [
         "# The server against ONNX Runtime alone", "",
-        f"Machine: {os.cpu_count()} cores, {model_name}, {platform.system()} {platform.release()}; "
-        f"{time.strftime('%Y-%m-%d')}; commit {commit}; ONNX Runtime 1.31.1, CPU.  ",
+        machine() + "  ",
         f"Command: `make bench`; {arguments.rounds} alternating rounds, medians; load: {arguments.connections} connections, closed "
         "loop, one row a request, binary tensors, every answer checked against the row that asked, from a process whose CPU is "
         "not counted but which shares the cores.", "",

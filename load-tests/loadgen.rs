@@ -37,6 +37,12 @@ struct Arguments {
     rows: usize,
     #[arg(long, default_value_t = 64)]
     distinct: usize,
+    /// Random rows from 1 to `rows` in each request, instead of always `rows`.
+    #[arg(long)]
+    mixed_rows: bool,
+    /// Of a thousand requests so many are given up by their client after a random time: the connection is cut.
+    #[arg(long, default_value_t = 0)]
+    cut_per_mille: u64,
     /// The only output to ask for; all if left out.
     #[arg(long)]
     output: Option<String>,
@@ -44,6 +50,7 @@ struct Arguments {
 
 /// One request and the answer that belongs to it.
 struct Question {
+    rows: usize,
     head_length: usize,
     body: Bytes,
     answer: Vec<f32>,
@@ -52,6 +59,9 @@ struct Question {
 #[derive(Default)]
 struct Tally {
     latencies: Vec<f64>,
+    /// When each answer came, in tenths of a second since the start, and its rows.
+    answered: Vec<(usize, usize)>,
+    cut: u64,
     errors: u64,
     wrong: u64,
     first_error: Option<String>,
@@ -73,7 +83,8 @@ async fn main() -> anyhow::Result<()> {
 }
 
 fn question(arguments: &Arguments, seed: u64) -> Question {
-    let inputs = arguments.case.inputs(arguments.rows, seed);
+    let rows = if arguments.mixed_rows { 1 + (seed as usize * 7) % arguments.rows } else { arguments.rows };
+    let inputs = arguments.case.inputs(rows, seed);
     let described: Vec<serde_json::Value> = inputs
         .iter()
         .map(|input| {
@@ -91,7 +102,7 @@ fn question(arguments: &Arguments, seed: u64) -> Question {
     let mut body = serde_json::to_vec(&head).expect("a JSON value");
     let head_length = body.len();
     inputs.iter().for_each(|input| body.extend(input.bytes()));
-    Question { head_length, body: body.into(), answer: Vec::new() }
+    Question { rows, head_length, body: body.into(), answer: Vec::new() }
 }
 
 async fn connect(address: &str) -> anyhow::Result<SendRequest<Full<Bytes>>> {
@@ -127,16 +138,18 @@ async fn ask(
 
 #[allow(clippy::disallowed_methods, reason = "a load generator reads the clock")]
 async fn load(arguments: &Arguments, questions: Arc<Vec<Question>>) -> anyhow::Result<Tally> {
-    let end = Instant::now() + Duration::from_secs_f64(arguments.seconds);
+    let start = Instant::now();
     let mut clients = tokio::task::JoinSet::new();
     for client in 0..arguments.connections {
         let (arguments, questions) = (arguments.clone(), Arc::clone(&questions));
-        clients.spawn(async move { client_loop(arguments, questions, client, end).await });
+        clients.spawn(async move { client_loop(arguments, questions, client, start).await });
     }
     let mut total = Tally::default();
     while let Some(tally) = clients.join_next().await {
         let tally = tally?;
         total.latencies.extend(tally.latencies);
+        total.answered.extend(tally.answered);
+        total.cut += tally.cut;
         total.errors += tally.errors;
         total.wrong += tally.wrong;
         total.first_error = total.first_error.or(tally.first_error);
@@ -145,10 +158,12 @@ async fn load(arguments: &Arguments, questions: Arc<Vec<Question>>) -> anyhow::R
 }
 
 #[allow(clippy::disallowed_methods, reason = "a load generator reads the clock")]
-async fn client_loop(arguments: Arguments, questions: Arc<Vec<Question>>, client: usize, end: Instant) -> Tally {
+async fn client_loop(arguments: Arguments, questions: Arc<Vec<Question>>, client: usize, start: Instant) -> Tally {
+    let end = start + Duration::from_secs_f64(arguments.seconds);
     let mut tally = Tally::default();
     let mut connection = None;
     let mut next = client;
+    let mut dice = cases::Random(client as u64 * 7919 + 1);
     while Instant::now() < end && tally.errors < 100 {
         let question = &questions[next % questions.len()];
         next += 1;
@@ -160,9 +175,18 @@ async fn client_loop(arguments: Arguments, questions: Arc<Vec<Question>>, client
             };
             ask(connection, &arguments, question).await
         };
+        if dice.next() % 1000 < arguments.cut_per_mille {
+            let patience = Duration::from_micros(dice.next() % 30_000);
+            if tokio::time::timeout(patience, answer).await.is_err() {
+                tally.cut += 1;
+            }
+            connection = None;
+            continue;
+        }
         match answer.await {
             Ok(answer) => {
                 tally.latencies.push(begin.elapsed().as_secs_f64());
+                tally.answered.push((start.elapsed().as_millis() as usize / 100, question.rows));
                 tally.wrong += u64::from(!same(&answer, &question.answer));
             }
             Err(error) => {
@@ -185,12 +209,15 @@ fn report(arguments: &Arguments, mut tally: Tally) {
         let index = (q * tally.latencies.len() as f64) as usize;
         tally.latencies.get(index.min(tally.latencies.len().saturating_sub(1))).copied().unwrap_or(f64::NAN)
     };
+    let rows: usize = tally.answered.iter().map(|(_, rows)| rows).sum();
+    let mut timeline = vec![0; tally.answered.iter().map(|(tenth, _)| tenth + 1).max().unwrap_or(0)];
+    tally.answered.iter().for_each(|&(tenth, rows)| timeline[tenth] += rows);
     println!(
         "{}",
         serde_json::json!({
             "requests": tally.latencies.len(),
-            "rows": tally.latencies.len() * arguments.rows,
-            "rows_per_second": (tally.latencies.len() * arguments.rows) as f64 / arguments.seconds,
+            "rows": rows, "rows_per_second": rows as f64 / arguments.seconds,
+            "timeline": timeline, "cut": tally.cut,
             "p50_seconds": quantile(0.50), "p90_seconds": quantile(0.90), "p99_seconds": quantile(0.99),
             "errors": tally.errors, "wrong": tally.wrong, "first_error": tally.first_error,
         })

@@ -1,0 +1,178 @@
+#!/usr/bin/env python3
+"""A squeeze rehearsed on the host: the memory limit steps down and up again under saturating load.
+
+For each model, in one run: first every static batch size at every limit (the oracle is the best of those that fit), then the
+adaptive server while the limit steps 100% -> 50 -> 25 -> 12 -> 6 -> 100%. The limit is what the model always needs (weights,
+buffers) plus a part of the run memory of its largest batch on every instance. Prints the table, writes it to
+load-tests/results/squeeze.md (--output), and exits 1 if something does not hold.
+"""
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+import time
+
+from common import ROOT, Server, machine, resident_mib, target_folder
+
+LEVELS = [1.0, 0.5, 0.25, 0.12, 0.06, 1.0]
+# Model folder, case of the load generator, largest batch, sizes tried as static ones.
+MODELS = {
+    "wide": ("tests/models/wide", "wide", 64, [1, 2, 4, 8, 16, 32, 64]),
+    "minilm": ("models/minilm", "minilm:64", 32, [1, 2, 4, 8, 16, 32]),
+}
+
+
+class Run:
+    """A server with one model, its instances fixed, so that only the batch size is left to choose."""
+
+    def __init__(self, arguments, folder, name, batch, knee):
+        models, self.case, _, _ = MODELS[name]
+        flags = ["--set", f"model.max_batch_size={batch}", "--set", f"model.knee_tolerance={knee}",
+                 "--set", "model.instances=2", "--set", "model.intra_op_threads=1", "--model-name", name]
+        self.arguments, self.folder, self.name = arguments, folder, name
+        self.server = Server(folder / "concertina", models, *flags)
+
+    def ledger(self):
+        return self.server.memory()["devices"][0]
+
+    def fixed(self):
+        """Bytes that are there between runs, whatever the load."""
+        return sum(arena["reserved"] for arena in self.ledger()["arenas"] if arena["kind"] != "run")
+
+    def load(self, seconds):
+        command = [self.folder / "examples/loadgen", "--address", self.server.address, "--case", self.case, "--connections",
+                   str(self.arguments.connections), "--seconds", str(seconds)]
+        return subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, text=True)
+
+
+def bytes_per_row(run):
+    """Run memory of one instance's largest batch, by the arenas' own peaks, per row."""
+    peaks = [arena["peak_active"] for arena in run.ledger()["arenas"] if arena["kind"] == "run"]
+    return max(peaks) / MODELS[run.name][2]
+
+
+def static(arguments, folder, name, limits, per_row):
+    """Rows per second of each static batch size at each limit; None where one batch does not fit."""
+    table = {}
+    for batch in MODELS[name][3]:
+        run = Run(arguments, folder, name, batch, 0)
+        try:
+            for level, limit in limits.items():
+                if run.fixed() + batch * per_row > limit:
+                    table[(batch, level)] = None
+                    continue
+                run.server.memory(limit=int(limit))
+                result = json.loads(run.load(arguments.static_seconds).communicate()[0])
+                table[(batch, level)] = result["rows_per_second"] if not result["errors"] else None
+        finally:
+            run.server.stop()
+    return table
+
+
+def adaptive(arguments, folder, name, limits_of):
+    """The stepping run: rows of each tenth of a second, batch sizes after the return, resident set against ledger."""
+    run = Run(arguments, folder, name, MODELS[name][2], 0.03)
+    server, step = run.server, arguments.step_seconds
+    try:
+        limits = limits_of(run)
+        time.sleep(2.5)
+        idle = run.ledger()
+        outside = resident_mib(server.process.pid) - idle["committed"] / 2**20
+        server.memory(limit=int(limits[0]))
+        load = run.load(step * len(LEVELS))
+        time.sleep(0.5)
+        begin, gaps, returned = time.monotonic(), [], []
+        for index, limit in enumerate(limits):
+            server.memory(limit=int(limit))
+            end = begin + step * (index + 1) - (1.0 if index == len(limits) - 1 else 0)
+            if index == len(limits) - 1:
+                returned = after_return(server, name)
+            while time.monotonic() < end:
+                resident, ledger = resident_mib(server.process.pid), run.ledger()
+                gaps.append((resident - ledger["committed"] / 2**20 - outside) / resident)
+                time.sleep(0.25)
+        result = json.loads(load.communicate()[0])
+        time.sleep(2.5)
+        after = run.ledger()
+        idle_reserved = sum(arena["reserved"] for arena in after["arenas"] if arena["kind"] == "run")
+        alive = server.process.poll() is None
+    finally:
+        server.stop()
+    return dict(result=result, gaps=gaps, returned=returned, alive=alive, idle_run_bytes=idle_reserved, outside=outside)
+
+
+def after_return(server, name):
+    """Mean batch sizes of the first five fifths of a second after the limit has come back."""
+    means, before = [], None
+    for _ in range(6):
+        now = [server.metric(f"concertina_batch_rows_{kind}", model=name) for kind in ("sum", "count")]
+        if before and now[1] > before[1]:
+            means.append((now[0] - before[0]) / (now[1] - before[1]))
+        before = now
+        time.sleep(0.2)
+    return means
+
+
+def squeeze(arguments, folder, name):
+    probe = Run(arguments, folder, name, MODELS[name][2], 0)
+    json.loads(probe.load(2).communicate()[0])
+    per_row, fixed, instances = bytes_per_row(probe), probe.fixed(), 2
+    probe.server.stop()
+    run_bytes = per_row * MODELS[name][2] * instances
+    limits = {level: fixed + level * run_bytes for level in sorted(set(LEVELS), reverse=True)}
+    table = static(arguments, folder, name, limits, per_row)
+    stepped = adaptive(arguments, folder, name, lambda run: [limits[level] for level in LEVELS])
+    timeline, step, rows = stepped["result"]["timeline"], arguments.step_seconds, []
+    for index, level in enumerate(LEVELS):
+        # The first second belongs to the settling; the last one of the run to its end.
+        window = timeline[int(10 * (0.5 + index * step + 1)):int(10 * (0.5 + (index + 1) * step - 0.5))]
+        best = max((rate, batch) for (batch, at), rate in table.items() if at == level and rate)
+        rows.append((level, limits[level], sum(window) / (len(window) / 10), *best))
+    return dict(name=name, rows=rows, table=table, per_row=per_row, fixed=fixed, **stepped)
+
+
+def render(arguments, results):
+    lines = ["# A squeeze rehearsed on the host", "", machine() + "  ",
+             f"Command: `make squeeze`; {arguments.connections} connections, closed loop, one row a request, every answer checked; "
+             f"{arguments.step_seconds} s a level, the first second of each not counted; two instances of one thread.", ""]
+    for r in results:
+        lines += [f"## {r['name']}: {r['per_row'] / 2**20:.2f} MiB of run memory a row, {r['fixed'] / 2**20:.1f} MiB always", "",
+                  "| limit | MiB | rows/s | best static batch | its rows/s | ratio |", "|---|---|---|---|---|---|"]
+        for level, limit, rate, best, batch in r["rows"]:
+            lines.append(f"| {level:.0%} | {limit / 2**20:.1f} | {rate:.0f} | {batch} | {best:.0f} | {rate / best:.2f} |")
+        gaps = sorted(abs(gap) for gap in r["gaps"])
+        means = ", ".join(f"{mean:.1f}" for mean in r["returned"])
+        lines += ["", f"Failed requests {r['result']['errors']}, wrong answers {r['result']['wrong']}, process alive: {r['alive']}. Mean "
+                  f"batch per 0.2 s after the limit's return: {means}. Resident set less ledger less the {r['outside']:.0f} MiB outside at "
+                  f"idle: median {gaps[len(gaps) // 2]:.1%}, p95 {gaps[int(len(gaps) * 0.95)]:.1%} of the resident set. Run memory 2.5 s "
+                  f"after the load's end: {r['idle_run_bytes']} bytes.", ""]
+        batches, levels = sorted({batch for batch, _ in r["table"]}), sorted({level for _, level in r["table"]}, reverse=True)
+        lines += ["| static batch | " + " | ".join(f"{level:.0%}" for level in levels) + " |", "|---" * (len(levels) + 1) + "|"]
+        for batch in batches:
+            cells = [f"{rate:.0f}" if (rate := r["table"][(batch, level)]) else "does not fit" for level in levels]
+            lines.append(f"| {batch} | " + " | ".join(cells) + " |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="wide,minilm")
+    parser.add_argument("--connections", type=int, default=128)
+    parser.add_argument("--step-seconds", type=float, default=10)
+    parser.add_argument("--static-seconds", type=float, default=3)
+    parser.add_argument("--output", default=str(ROOT / "load-tests/results/squeeze.md"))
+    arguments = parser.parse_args()
+    folder = target_folder()
+    results = [squeeze(arguments, folder, name) for name in arguments.models.split(",")]
+    text = render(arguments, results)
+    print(text)
+    pathlib.Path(arguments.output).write_text(text + "\n")
+    bad = [r["name"] for r in results if r["result"]["errors"] or r["result"]["wrong"] or not r["alive"]]
+    if bad:
+        sys.exit(f"failed requests or a dead process: {', '.join(bad)}")
+
+
+if __name__ == "__main__":
+    main()
