@@ -64,6 +64,9 @@ pub enum Phase {
     Closing,
 }
 
+/// Told of a model and the rows that somebody wants from it.
+pub type Offered = Box<dyn Fn(&ModelSpec, u32) + Send + Sync>;
+
 /// Everything that the routes need.
 pub struct AppState {
     /// Runs requests.
@@ -75,7 +78,7 @@ pub struct AppState {
     /// Where the process is in its life.
     pub phase: watch::Receiver<Phase>,
     /// Told of each request that fits its model, before anybody can refuse it for want of room.
-    pub offered: Box<dyn Fn(&ModelSpec, u32) + Send + Sync>,
+    pub offered: Offered,
     /// All metrics in the text format of Prometheus.
     pub metrics: Box<dyn Fn() -> String + Send + Sync>,
 }

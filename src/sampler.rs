@@ -42,7 +42,7 @@ pub async fn sample(
             }
             told = Some(sample);
         }
-        if looks % PUBLISH_EVERY == 0 {
+        if looks.is_multiple_of(PUBLISH_EVERY) {
             metrics.ledger(&device.stats());
         }
         looks = looks.wrapping_add(1);

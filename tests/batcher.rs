@@ -1,4 +1,5 @@
 //! The loop under a paused clock, with workers that are tasks: time moves only when everybody waits.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use concertina::batcher::{Batcher, Control, Ends, Event, InferError, Loop, ModelLoad};
 use concertina::clock::Clock;

@@ -1,5 +1,6 @@
 //! Every single allocation of loading and of running each test model is denied once: always a clean refusal, never a crash,
 //! nothing left behind, and the next answer is bit-identical.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod support;
 
@@ -103,7 +104,7 @@ fn a_warm_run_commits_nothing_and_needs_the_same_bytes_each_time() {
 fn what_is_predicted_is_committed_before_the_run_or_the_run_does_not_begin() {
     let device = support::device();
     let arenas = Arenas::new(&device, "affine", 1).unwrap();
-    let mut model = Model::new("affine", arenas.clone());
+    let mut model = Model::new("affine", arenas);
     model.run().result.unwrap();
     device.set_limit(device.stats().committed);
     model.batch.bytes = ByteSize(1 << 30);

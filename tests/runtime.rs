@@ -1,4 +1,5 @@
 //! Sessions on real graphs: every datatype, every layout of rows, and what happens when a model misbehaves.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod support;
 
