@@ -27,7 +27,7 @@ const PAGE: usize = 4096;
 /// the process and the machine allocate too, and the kernel answers by killing. A 64th of what there is, within bounds.
 const MARGIN_DIVISOR: u64 = 64;
 /// The margin of a small container.
-const MIN_MARGIN: u64 = 64 << 20;
+const MIN_MARGIN: u64 = 16 << 20;
 /// The margin of a large machine.
 const MAX_MARGIN: u64 = 1 << 30;
 
