@@ -291,3 +291,18 @@ async fn a_drain_ends_well_when_the_last_handle_is_gone_already() {
     server.control.send(Control::Drain(done)).await.unwrap();
     drained.await.unwrap();
 }
+
+#[tokio::test(start_paused = true)]
+async fn clients_that_go_at_any_moment_leave_the_others_alone() {
+    let server = start(2, 64).await;
+    // In steps that hit the start and the end of runs to the tick: the answer and the leave come in one burst.
+    for step in 0..200u32 {
+        let patience = RUN * (step % 41) / 20;
+        let batcher = server.batcher.clone();
+        let (leaves, stays) = (server.request(1 + step as usize % 11, 1), server.request(1, 2));
+        let gone = tokio::spawn(async move { tokio::time::timeout(patience, batcher.infer(leaves)).await.is_ok() });
+        assert_eq!(first_values(&server.batcher.infer(stays).await.unwrap()), (1, 2), "step {step}");
+        gone.await.unwrap();
+    }
+    assert!(!server.finished.is_finished());
+}

@@ -136,6 +136,19 @@ fn part(request: u64, start: Rows, rows: Rows) -> Part {
 }
 
 #[test]
+fn a_client_that_goes_between_its_last_row_and_the_word_of_it_hears_nothing() {
+    let mut rig = Rig::new([plan(0)]);
+    rig.arrive([request(1)]);
+    let batch = rig.batches().last().map(|dispatch| dispatch.batch).expect("an idle instance takes it");
+    // Both come in before anybody asks what to do.
+    rig.scheduler.handle(at(rig.now), Input::Complete(batch, DONE));
+    rig.scheduler.handle(at(rig.now), Input::Cancel(RequestId(1)));
+    rig.poll();
+    assert!(rig.finished().is_empty());
+    assert!(rig.scheduler.is_idle());
+}
+
+#[test]
 fn an_idle_instance_takes_what_is_there_and_the_queue_grows_the_next_batch() {
     let mut rig = Rig::new([plan(0)]);
     rig.arrive(requests(1..=12));

@@ -140,7 +140,11 @@ impl Scheduler {
 
     /// A client has gone.
     fn cancel(&mut self, id: RequestId) {
-        self.remove(id);
+        if !self.remove(id) {
+            // It may have been decided in the same breath and not been said yet: a client that has gone hears nothing.
+            let about = |action: &Action| matches!(action, Action::Finish(other) | Action::Reject(other, _) if *other == id);
+            self.outbox.retain(|action| !about(action));
+        }
     }
 
     /// Refuses a request that is inside.
