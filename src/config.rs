@@ -4,7 +4,7 @@
 //! only source of defaults), the user's file, the environment, flags.
 
 use crate::keys::value::{auto_or, bytes, choice, count, duration, integer, text, text_or_empty};
-use crate::keys::{Keys, Origin, Relation};
+use crate::keys::{HIDDEN, Keys, Origin, Relation};
 use crate::model::Settings;
 use crate::model::settings::DEFAULTS;
 use crate::units::{ByteSize, Rows};
@@ -12,6 +12,13 @@ use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 use std::time::Duration;
 use toml::Value;
+
+mod memory;
+
+pub use memory::{Memory, MemoryLimit, headroom};
+
+/// A longer token of the admin routes is refused.
+const MAX_TOKEN_LEN: usize = 1024;
 
 /// The checked configuration.
 #[derive(Clone, Debug, PartialEq)]
@@ -76,35 +83,6 @@ pub struct Http {
     pub max_in_flight_requests: NonZeroUsize,
 }
 
-/// The section `[memory]`.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Memory {
-    limit: MemoryLimit,
-    /// Bytes of the device that are left to neighbours.
-    pub headroom: ByteSize,
-}
-
-/// The key `memory.limit`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum MemoryLimit {
-    All,
-    Bytes(ByteSize),
-    Fraction(f64),
-}
-
-impl Memory {
-    /// The most bytes that weights, buffers and runs together may hold on a device with so many.
-    #[must_use]
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-    pub fn limit(&self, total: ByteSize) -> ByteSize {
-        match self.limit {
-            MemoryLimit::All => total,
-            MemoryLimit::Bytes(bytes) => bytes,
-            MemoryLimit::Fraction(part) => ByteSize((total.0 as f64 * part) as u64),
-        }
-    }
-}
-
 /// The section `[admin]`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Admin {
@@ -114,7 +92,7 @@ pub struct Admin {
 
 impl std::fmt::Debug for Admin {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Admin").field("token", &self.token.as_ref().map(|_| "...")).finish()
+        f.debug_struct("Admin").field("token", &self.token.as_ref().map(|_| HIDDEN)).finish()
     }
 }
 
@@ -199,7 +177,7 @@ impl Config {
         Ok(settings)
     }
 
-    /// The values that hold, as TOML that can be read back, each with where it came from.
+    /// The values that hold, as TOML that can be read back, each with where it came from; secrets are not shown.
     #[must_use]
     pub fn render(&self) -> String {
         self.keys.render()
@@ -214,6 +192,8 @@ impl Default for Config {
 }
 
 fn read(keys: &mut Keys) -> Option<Config> {
+    // The whole section: a misspelt key in it may well hold the token.
+    keys.hide("admin");
     // All sections are read before any is missed, so that every fault is found.
     let address = keys.read("server.address", address);
     let path = keys.read("models.path", file_path);
@@ -222,9 +202,9 @@ fn read(keys: &mut Keys) -> Option<Config> {
     let threads = keys.read("runtime.threads", auto_or(count(1024usize)));
     let http = http(keys);
     let model = model(keys);
-    let limit = keys.read("memory.limit", memory_limit);
-    let headroom = keys.read("memory.headroom", bytes(ByteSize::ZERO..=ByteSize(1 << 50)));
-    let token = keys.read("admin.token", text_or_empty);
+    let limit = keys.read("memory.limit", MemoryLimit::read);
+    let headroom = keys.read("memory.headroom", headroom);
+    let token = keys.read("admin.token", token);
     let announce = keys.read("drain.announce", auto_or(seconds(0, 600)));
     let grace = keys.read("drain.grace", seconds(0, 3600));
     let formats = [("human", LogFormat::Human), ("json", LogFormat::Json)];
@@ -312,16 +292,19 @@ fn model_name(value: &Value) -> Result<Option<String>, String> {
     }
 }
 
-fn memory_limit(value: &Value) -> Result<MemoryLimit, String> {
-    let allowed = |also: &str| format!("\"auto\", a part of the device such as \"80%\", or {also}");
-    if value.as_str() == Some("auto") {
-        return Ok(MemoryLimit::All);
-    }
-    if let Some(percent) = value.as_str().and_then(|text| text.strip_suffix('%')) {
-        let percent = percent.trim().parse::<f64>().ok().filter(|percent| *percent > 0.0 && *percent <= 100.0);
-        return percent.map(|percent| MemoryLimit::Fraction(percent / 100.0)).ok_or_else(|| allowed("a size"));
-    }
-    bytes(ByteSize(1 << 20)..=ByteSize(1 << 50))(value).map(MemoryLimit::Bytes).map_err(|size| allowed(&size))
+/// What a header can carry, so that a token with the line break of its file is found at the start and not by every request.
+fn token(value: &Value) -> Result<Option<String>, String> {
+    let allowed = || {
+        format!(
+            "up to {MAX_TOKEN_LEN} visible ASCII characters without spaces, other than the \"{HIDDEN}\" that `check` prints \
+             instead, or \"\" for no admin routes"
+        )
+    };
+    let token = text_or_empty(value).map_err(|_| allowed())?;
+    let good = |token: &String| {
+        token.len() <= MAX_TOKEN_LEN && token != HIDDEN && token.bytes().all(|byte| byte.is_ascii_graphic())
+    };
+    if token.as_ref().is_none_or(good) { Ok(token) } else { Err(allowed()) }
 }
 
 fn log_level(value: &Value) -> Result<String, String> {

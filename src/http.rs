@@ -3,11 +3,13 @@
 //! A request passes `edge` (request id, tracing span, panic to 500), then its route. Of the inference path, `body` reads
 //! within limits, `decode`, `reader`, `data` (with `fast`) and `binary` make an [`InferRequest`](crate::model::InferRequest) of it,
 //! [`ValidRequest`](crate::model::ValidRequest) compares it with its model, the batcher answers, `encode` writes. Every
-//! failure is an `ApiError`, and one function in `error` gives it a status. `serve` accepts connections.
+//! failure is an `ApiError`, and one function in `error` gives it a status. `serve` accepts connections. The routes of `admin`
+//! exist only if there is a token for them.
 //!
 //! The handler of a request awaits the batcher itself and spawns nothing: when its client goes, the connection drops the
 //! handler, and with it the request.
 
+mod admin;
 mod binary;
 mod body;
 mod data;
@@ -23,6 +25,7 @@ mod reader;
 pub mod serve;
 mod status;
 
+pub use admin::{Admin, ChangeMemory, MemoryChange};
 pub use error::Code;
 
 use crate::batcher::Batcher;
@@ -81,6 +84,8 @@ pub struct AppState {
     pub offered: Offered,
     /// All metrics in the text format of Prometheus.
     pub metrics: Box<dyn Fn() -> String + Send + Sync>,
+    /// What the admin routes do; `None`: there are none.
+    pub admin: Option<Admin>,
 }
 
 impl fmt::Debug for AppState {
@@ -103,7 +108,11 @@ pub struct Outcome {
 
 /// The router with all routes and middleware.
 pub fn router(state: Arc<AppState>) -> Router {
-    Router::new()
+    let mut router = Router::new();
+    if state.admin.is_some() {
+        router = router.route("/admin/memory", get(admin::read_memory).post(admin::change_memory));
+    }
+    router
         .route("/", get(status::alive))
         .route("/metrics", get(status::metrics))
         .route("/v2", get(metadata::server))

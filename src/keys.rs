@@ -49,22 +49,48 @@ pub struct Relation<'a> {
     pub or_else: &'a str,
 }
 
+/// What is shown in place of a secret.
+pub const HIDDEN: &str = "***";
+
 /// Values by key, the faults found while reading them, and which keys were asked for.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Default, PartialEq)]
 pub struct Keys {
     /// The table that the keys are in, for messages.
     scope: Path,
+    /// Keys and tables whose values are secrets.
+    hidden: Vec<Path>,
     values: BTreeMap<Path, (Value, Origin)>,
     asked: BTreeSet<Path>,
     faults: Vec<String>,
 }
 
+impl fmt::Debug for Keys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Keys").field("values", &self.render()).field("faults", &self.faults).finish_non_exhaustive()
+    }
+}
+
 impl Keys {
+    /// From now on, nothing shows the values of this key and of whatever is below it.
+    pub fn hide(&mut self, key: &str) {
+        self.hidden.push(path(key));
+    }
+
+    /// The value of a key as it may be shown. An empty text hides nothing.
+    fn shown(&self, key: &[String], value: &Value) -> String {
+        if self.is_hidden(key) && value.as_str() != Some("") { format!("\"{HIDDEN}\"") } else { value.to_string() }
+    }
+
+    fn is_hidden(&self, key: &[String]) -> bool {
+        let full = [&self.scope, key].concat();
+        self.hidden.iter().any(|hidden| full.starts_with(hidden))
+    }
+
     /// Puts the values of a TOML text over those that are there. Text that is not TOML is one fault.
     pub fn overlay(&mut self, text: &str, origin: &Origin) {
         match text.parse::<Table>() {
             Ok(table) => self.flatten(&mut Vec::new(), table, origin),
-            Err(error) => self.faults.push(format!("{origin}: this is not TOML: {}", error.to_string().trim_end())),
+            Err(error) => self.faults.push(not_toml(text, origin, &error)),
         }
     }
 
@@ -96,7 +122,7 @@ impl Keys {
             .map(|(key, value)| (key[1..].to_vec(), value.clone()))
             .collect();
         self.asked.extend(self.values.keys().filter(|key| inside(key)).cloned());
-        Self { scope: path(name), values, ..Self::default() }
+        Self { scope: path(name), hidden: self.hidden.clone(), values, ..Self::default() }
     }
 
     /// Takes over the faults of a table, unknown keys included.
@@ -148,7 +174,9 @@ impl Keys {
     /// Keeps the fault that the value of a key is not what is allowed.
     pub fn refuse(&mut self, key: &[String], allowed: &str) {
         let fault = match self.values.get(key) {
-            Some((value, origin)) => format!("{} = {value} ({origin}): expected {allowed}", self.written(key)),
+            Some((value, origin)) => {
+                format!("{} = {} ({origin}): expected {allowed}", self.written(key), self.shown(key, value))
+            }
             None => format!("{}: expected {allowed}", self.written(key)),
         };
         self.faults.push(fault);
@@ -166,7 +194,7 @@ impl Keys {
     fn show(&self, key: &str) -> String {
         let path = path(key);
         match self.values.get(&path) {
-            Some((value, origin)) => format!("{} = {value} ({origin})", self.written(&path)),
+            Some((value, origin)) => format!("{} = {} ({origin})", self.written(&path), self.shown(&path, value)),
             None => self.written(&path),
         }
     }
@@ -176,17 +204,23 @@ impl Keys {
     pub fn finish(mut self) -> Vec<String> {
         let unknown: Vec<_> = self.values.iter().filter(|(key, _)| !self.asked.contains(*key)).collect();
         for (key, (value, origin)) in unknown {
-            let hint = self.nearest(key);
-            self.faults.push(format!("{} = {value} ({origin}): unknown key{hint}", self.written(key)));
+            let nearest = self.nearest(key);
+            // Whoever misspells the name of a secret has not made its value public.
+            let shown = self.shown(nearest.filter(|known| self.is_hidden(known)).unwrap_or(key), value);
+            let hint = match nearest {
+                _ if self.asked.iter().any(|known| known.len() > key.len() && known.starts_with(key)) => {
+                    format!("; [{}] is a table of keys", self.written(key))
+                }
+                Some(known) => format!("; did you mean {}?", self.written(known)),
+                None => String::new(),
+            };
+            self.faults.push(format!("{} = {shown} ({origin}): unknown key{hint}", self.written(key)));
         }
         self.faults
     }
 
-    /// A known key that looks like this one, as the end of a sentence.
-    fn nearest(&self, key: &[String]) -> String {
-        if self.asked.iter().any(|known| known.len() > key.len() && known.starts_with(key)) {
-            return format!("; [{}] is a table of keys", self.written(key));
-        }
+    /// A known key that looks like this one.
+    fn nearest(&self, key: &[String]) -> Option<&Path> {
         let wanted = written(key);
         let last = key.last().map(String::as_str).unwrap_or_default();
         let score = |known: &Path| {
@@ -194,19 +228,16 @@ impl Keys {
             strsim::jaro_winkler(&wanted, &written(known)) + if same_name { 1.0 } else { 0.0 }
         };
         let best = self.asked.iter().map(|known| (score(known), known)).max_by(|a, b| a.0.total_cmp(&b.0));
-        match best {
-            Some((score, known)) if score > 0.85 => format!("; did you mean {}?", self.written(known)),
-            _ => String::new(),
-        }
+        best.filter(|(score, _)| *score > 0.85).map(|(_, known)| known)
     }
 
-    /// All values as TOML, each with where it came from.
+    /// All values as TOML, each with where it came from; secrets are not shown.
     #[must_use]
     pub fn render(&self) -> String {
         let mut tables: BTreeMap<&[String], String> = BTreeMap::new();
         for (key, (value, origin)) in &self.values {
             if let Some((name, table)) = key.split_last() {
-                let line = format!("{} = {value} # {origin}\n", written(std::slice::from_ref(name)));
+                let line = format!("{} = {} # {origin}\n", written(std::slice::from_ref(name)), self.shown(key, value));
                 tables.entry(table).or_default().push_str(&line);
             }
         }
@@ -220,6 +251,14 @@ impl Keys {
     pub fn asked(&self) -> impl Iterator<Item = String> {
         self.asked.iter().map(|key| written(key))
     }
+}
+
+/// Says where a text is not TOML without repeating the line, which may hold a secret.
+fn not_toml(text: &str, origin: &Origin, error: &toml::de::Error) -> String {
+    let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+    let line = before.split('\n').count();
+    let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
+    format!("{origin}: this is not TOML: line {line}, column {column}: {}", error.message().trim_end())
 }
 
 /// A key without free names in it, taken apart.
@@ -284,6 +323,43 @@ mod tests {
         let faults = keys.finish();
         assert!(faults.iter().any(|fault| fault.contains("[t] is a table of keys")), "{faults:?}");
         assert!(faults.iter().any(|fault| fault.starts_with("file g.toml: this is not TOML")), "{faults:?}");
+    }
+
+    #[test]
+    fn secrets_are_shown_nowhere() {
+        for file in [
+            "[s]\nkey = \"S3CRET\"",
+            "[s]\nkey = [\"S3CRET\"]",
+            "[s]\nkee = \"S3CRET\"",
+            "[s]\nother = \"S3CRET\"",
+            "[s.key]\nvalue = \"S3CRET\"",
+            "s = \"S3CRET\"",
+            "[z]\nkey = \"S3CRET\"",
+            "key = \"S3CRET\"",
+            "[s]\nkey = S3CRET",
+            "[s]\nkey = \"S3CRET",
+            "[s]\nkey = \"x\" S3CRET",
+        ] {
+            let mut keys = Keys::default();
+            keys.hide("s");
+            keys.overlay(file, &Origin::File("f.toml".to_owned()));
+            assert_eq!(keys.read("s.key", value::choice(&[("yes", true)])), None);
+            let faults = keys.finish();
+            assert!(!faults.is_empty() && faults.iter().all(|fault| !fault.contains("S3CRET")), "{file}: {faults:?}");
+        }
+        let mut keys = Keys::default();
+        keys.hide("s");
+        keys.overlay("[s]\na = \"\"\nb = \"x\"", &Origin::Default);
+        assert_eq!(keys.render(), "[s]\na = \"\" # default\nb = \"***\" # default\n");
+        assert!(!format!("{keys:?}").contains('x'), "{keys:?}");
+    }
+
+    #[test]
+    fn text_that_is_not_toml_is_refused_with_its_place() {
+        let mut keys = Keys::default();
+        keys.overlay("a = 1\nb = nonsense", &Origin::Default);
+        let faults = keys.finish();
+        assert!(faults[0].starts_with("default: this is not TOML: line 2, column 5: "), "{faults:?}");
     }
 
     #[test]

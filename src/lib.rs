@@ -21,7 +21,8 @@
 //! 5. The loop joins the parts of each request and answers it.
 //!
 //! Beside this way: [`repository`] finds, loads, measures and replaces models and publishes [`model::Table`]; [`config`]
-//! turns texts into checked values, over [`keys`]; [`metrics`] names every number; [`server`] assembles and ends everything;
+//! turns texts into checked values, over [`keys`]; [`metrics`] names every number; [`memory`] owns the bytes of a device,
+//! [`sampler`] looks after them, and [`admin`] shows and limits them while serving; [`server`] assembles and ends everything;
 //! [`cli`] is what a person types; [`clock`] is the one place that reads the time; [`tensor`] and [`units`] are the words
 //! that all others use.
 //!
@@ -43,6 +44,7 @@
 //! - `src/runtime/library.rs`: setting an environment variable before any thread exists.
 //! - `src/runtime/strings.rs`: string tensors of any bytes, through ONNX Runtime's C interface.
 
+pub mod admin;
 pub mod batcher;
 pub mod cli;
 pub mod clock;

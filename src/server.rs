@@ -1,5 +1,6 @@
 //! The only assembly point: builds the parts, spawns them, and ends them in order.
 
+use crate::admin;
 use crate::batcher::{Control, Loop};
 use crate::clock::Clock;
 use crate::config::Config;
@@ -46,7 +47,8 @@ async fn serve_until_signal(config: Config, runtime: Runtime, cores: usize) -> a
     let listener = TcpListener::bind(&config.address)
         .await
         .with_context(|| format!("cannot listen on {} (key server.address, flag --address)", config.address))?;
-    tracing::info!(address = %listener.local_addr()?, "listening");
+    let admin_routes = if config.admin.token.is_some() { "on" } else { "off" };
+    tracing::info!(address = %listener.local_addr()?, admin_routes, "listening");
 
     let clock = Clock::start();
     let metrics = Arc::new(Metrics::new());
@@ -58,13 +60,15 @@ async fn serve_until_signal(config: Config, runtime: Runtime, cores: usize) -> a
     let device = host(&config);
     let sampling =
         tokio::spawn(sample(device.clone(), clock, ends.control.clone(), Arc::clone(&ends.trim), Arc::clone(&metrics)));
+    let memory = admin::Memory { devices: vec![device.clone()], clock, look: Arc::clone(&ends.trim) };
     let ids = Arc::new(Ids::default());
     let loader = Loader { runtime, device, clock, completions: ends.completions, cores, ids };
     let manager = Manager::new(loader, Arc::clone(&models), ends.control.clone(), Arc::clone(&metrics));
     let managing = tokio::spawn(manager.run(config.clone(), ends.events));
 
     let (phase, phases) = watch::channel(Phase::Serving);
-    let state = app_state(&config, ends.batcher, models, phases.clone(), Arc::clone(&metrics));
+    let mut state = app_state(&config, ends.batcher, models, phases.clone(), Arc::clone(&metrics));
+    state.admin = config.admin.token.clone().map(|token| memory.admin(token));
     let app = router(Arc::new(state)).layer(axum::middleware::from_fn_with_state((metrics, clock), count));
     let serving = tokio::spawn(serve(listener, app, serve_limits(&config), phases));
 
@@ -87,7 +91,7 @@ async fn serve_until_signal(config: Config, runtime: Runtime, cores: usize) -> a
 /// The memory of this machine, within the configured limit.
 fn host(config: &Config) -> Device {
     let backing = Box::new(Host::new());
-    let (limit, headroom) = (config.memory.limit(backing.total_bytes()), config.memory.headroom);
+    let (limit, headroom) = (config.memory.limit.of(backing.total_bytes()), config.memory.headroom);
     tracing::info!(%limit, %headroom, margin = %backing.margin(), total = %backing.total_bytes(), "memory of the host");
     Device::new(backing, DeviceOptions { id: DeviceId(0), limit, headroom, alignment: HOST_ALIGNMENT })
 }
@@ -111,6 +115,7 @@ fn app_state(
         phase,
         offered: Box::new(move |model, rows| offered.offered(&model.name, model.version, rows)),
         metrics: Box::new(move || String::from_utf8_lossy(&metrics.encode()).into_owned()),
+        admin: None,
     }
 }
 

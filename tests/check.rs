@@ -142,6 +142,32 @@ fn without_faults_it_prints_where_each_value_came_from_and_ends_with_0() {
 }
 
 #[test]
+fn the_admin_token_is_not_printed_wherever_it_comes_from() {
+    let root =
+        folder(&[("c.toml", "[admin]\ntoken = \"S3CRET\""), ("d.toml", "[admin]\ntoken = S3CRET"), ("models/", "")]);
+    let path = |name: &str| root.path().join(name).display().to_string();
+    let (good, bad, models) = (path("c.toml"), path("d.toml"), path("models"));
+    for (arguments, environment, expected) in [
+        (&["--config", &*good][..], &[][..], format!("token = \"***\" # file {good}")),
+        (
+            &[],
+            &[("CONCERTINA_ADMIN_TOKEN", "S3CRET")],
+            "token = \"***\" # environment CONCERTINA_ADMIN_TOKEN".to_owned(),
+        ),
+        (&["--admin-token", "S3CRET"], &[], "token = \"***\" # flag --admin-token".to_owned()),
+        (&["--set", "admin.token=S3CRET"], &[], "token = \"***\" # flag --set".to_owned()),
+        (&["--set", "admin.tokem=S3CRET"], &[], "error: admin.tokem = \"***\" (flag --set): unknown key".to_owned()),
+        (&["--admin-token", "S3CRET S3CRET"], &[], "error: admin.token = \"***\" (flag --admin-token)".to_owned()),
+        (&["--config", &*bad], &[], format!("error: file {bad}: this is not TOML: line 2, column 9: ")),
+        (&["--help"], &[("CONCERTINA_ADMIN_TOKEN", "S3CRET")], "--admin-token <TOKEN>".to_owned()),
+    ] {
+        let arguments = [arguments, &["--models", &models]].concat();
+        let (_, out) = check(&arguments, environment);
+        assert!(out.contains(&expected) && !out.contains("S3CRET"), "{arguments:?}: {expected} in\n{out}");
+    }
+}
+
+#[test]
 fn bad_usage_ends_with_2() {
     assert_eq!(check(&["--adress", "x"], &[]).0, 2);
 }

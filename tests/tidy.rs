@@ -7,12 +7,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Which modules each module may name. A module that is not here is a new part of the architecture: say what it may use.
-const DIRECTIONS: [(&str, &[&str]); 16] = [
+const DIRECTIONS: [(&str, &[&str]); 17] = [
     ("main", &["cli", "runtime", "server"]),
     ("cli", &["config", "keys", "model", "repository", "tensor"]),
     (
         "server",
         &[
+            "admin",
             "batcher",
             "clock",
             "config",
@@ -26,6 +27,8 @@ const DIRECTIONS: [(&str, &[&str]); 16] = [
             "units",
         ],
     ),
+    // What stands behind the admin routes; HTTP itself does not know what memory is.
+    ("admin", &["clock", "config", "http", "keys", "memory", "units"]),
     ("sampler", &["batcher", "clock", "memory", "metrics", "scheduler"]),
     ("http", &["batcher", "metrics", "model", "tensor", "units"]),
     // The loader hands what it loads to the batcher, with a plan for the scheduler.

@@ -49,6 +49,8 @@ fn every_bad_value_is_refused_by_name() {
         ("model.versions", "policy = \"newest\"", "one of \"latest\", \"specific\", \"all\""),
         ("model.versions", "count = 0", "an integer from 1 to 1000"),
         ("model.versions", "versions = [0]", "a list of different integers from 1"),
+        ("memory", "limit = \"0%\"", "\"auto\", a part of the device such as \"80%\", or a size"),
+        ("memory", "headroom = \"-1MiB\"", "a size such as \"64MiB\" or a number of bytes, from 0 B to 1.0 PiB"),
         ("drain", "announce = \"11m\"", "\"auto\" or a duration"),
         ("drain", "grace = \"-1s\"", "a duration"),
         ("log", "format = \"text\"", "one of \"human\", \"json\""),
@@ -60,6 +62,32 @@ fn every_bad_value_is_refused_by_name() {
         assert_eq!(found.len(), 1, "{line}: {found:?}");
         assert!(found[0].starts_with(&format!("{section}.{key} = {value} (file c.toml): expected ")), "{found:?}");
         assert!(found[0].contains(expected), "{expected}: {found:?}");
+    }
+}
+
+#[test]
+fn the_admin_token_is_never_shown() {
+    let secret = "S3CRET-t0ken";
+    let config =
+        Config::resolve(Some(("c.toml", &format!("[admin]\ntoken = \"{secret}\""))), &[]).expect("a good token");
+    assert_eq!(config.admin.token.as_deref(), Some(secret));
+    assert!(config.render().contains("token = \"***\" # file c.toml\n"), "{}", config.render());
+    assert!(!format!("{config:?}").contains(secret), "{config:?}");
+    let empty = Config::resolve(None, &[over("admin.token", "")]).expect("no token");
+    assert_eq!(empty.admin.token, None);
+    assert!(empty.render().contains("token = \"\" # flag --flag\n"), "{}", empty.render());
+    let long = "x".repeat(MAX_TOKEN_LEN + 1);
+    for bad in ["two words", "line\n", " ", "caf\u{e9}", "***", &long] {
+        let faults = Config::resolve(None, &[over("admin.token", bad)]).expect_err(bad);
+        assert_eq!(faults.len(), 1, "{faults:?}");
+        let start = "admin.token = \"***\" (flag --flag): expected up to 1024 visible ASCII characters";
+        assert!(faults[0].starts_with(start), "{faults:?}");
+    }
+    for file in
+        ["[admin]\ntokn = \"S3CRET\"", "[admn]\ntoken = \"S3CRET\"", "[admin]\ntoken = S3CRET", "admin = \"S3CRET\""]
+    {
+        let found = faults(file);
+        assert!(found.iter().all(|fault| !fault.contains("S3CRET")), "{found:?}");
     }
 }
 

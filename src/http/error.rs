@@ -4,7 +4,7 @@ use super::JSON;
 use crate::batcher::{InferError, Rejection};
 use crate::model::InvalidRequest;
 use axum::body::Body;
-use axum::http::header::{ACCEPT_ENCODING, CONNECTION, CONTENT_TYPE, RETRY_AFTER};
+use axum::http::header::{ACCEPT_ENCODING, CONNECTION, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use std::time::Duration;
@@ -43,13 +43,15 @@ pub enum Code {
     DeviceError,
     /// A feature of the protocol that this server does not have.
     Unsupported,
+    /// The request may not do this.
+    Unauthorized,
     /// A bug.
     Internal,
 }
 
 impl Code {
     /// Every code.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::InvalidRequest,
         Self::ModelNotFound,
         Self::NotFound,
@@ -64,6 +66,7 @@ impl Code {
         Self::DeviceMemoryExhausted,
         Self::DeviceError,
         Self::Unsupported,
+        Self::Unauthorized,
         Self::Internal,
     ];
 
@@ -85,6 +88,7 @@ impl Code {
             Self::DeviceMemoryExhausted => "device_memory_exhausted",
             Self::DeviceError => "device_error",
             Self::Unsupported => "unsupported",
+            Self::Unauthorized => "unauthorized",
             Self::Internal => "internal",
         }
     }
@@ -121,6 +125,10 @@ pub(super) enum ApiError {
     Unsupported(&'static str),
     #[error("{}", infer_text(.0))]
     Infer(#[from] InferError),
+    #[error(
+        "this needs the header 'Authorization: Bearer TOKEN' with the token that the server was given as admin.token"
+    )]
+    Unauthorized,
     #[error("internal error")]
     Internal,
 }
@@ -182,6 +190,8 @@ impl ApiError {
             Self::ModelNotFound { .. } | Self::VersionNotFound { .. } => of(S::NOT_FOUND, Code::ModelNotFound),
             Self::ModelNotReady { .. } | Self::ServerNotReady(_) => retry(Code::Unavailable, RETRY_LATER),
             Self::Unsupported(_) => of(S::NOT_IMPLEMENTED, Code::Unsupported),
+            // Its body was not read.
+            Self::Unauthorized => Wire { close: true, ..of(S::UNAUTHORIZED, Code::Unauthorized) },
             Self::Internal => of(S::INTERNAL_SERVER_ERROR, Code::Internal),
             Self::Infer(InferError::Overloaded) => retry(Code::Overloaded, RETRY_LATER),
             Self::Infer(InferError::Closed) => Wire { close: true, ..retry(Code::Unavailable, RETRY_LATER) },
@@ -220,9 +230,11 @@ impl ApiError {
         if wire.close {
             headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
-        if matches!(self, Self::Encoding(_)) {
-            headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-        }
+        match self {
+            Self::Encoding(_) => headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity")),
+            Self::Unauthorized => headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")),
+            _ => None,
+        };
         response
     }
 }
@@ -260,6 +272,7 @@ mod tests {
             (ApiError::ServerNotReady("x".into()), 503, "unavailable", Some("2")),
             (ApiError::SharedMemory("r".into()), 404, "not_found", None),
             (ApiError::Unsupported("x"), 501, "unsupported", None),
+            (ApiError::Unauthorized, 401, "unauthorized", None),
             (ApiError::Internal, 500, "internal", None),
             (InferError::Overloaded.into(), 503, "overloaded", Some("2")),
             (InferError::Closed.into(), 503, "unavailable", Some("2")),

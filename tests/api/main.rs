@@ -3,6 +3,7 @@
 // A test may fail where it stands, and tables of cases are types of their own.
 #![allow(clippy::unwrap_used, clippy::type_complexity)]
 
+mod admin;
 mod errors;
 mod infer;
 mod properties;

@@ -5,7 +5,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{HeaderMap, Request, StatusCode};
 use concertina::batcher::{Batcher, InferError, Jobs};
-use concertina::http::{AppState, Limits, Outcome, Phase, router};
+use concertina::http::{Admin, AppState, Limits, Outcome, Phase, router};
 use concertina::model::{
     Dim, InferResponse, ModelSpec, ModelState, OutputTensor, Settings, Table, TensorSpec, ValidRequest,
 };
@@ -65,6 +65,15 @@ pub(crate) struct App {
 
 /// A server, and the end at which its requests arrive.
 pub(crate) fn app_with_jobs(specs: Vec<ModelSpec>, capacity: usize) -> (App, Jobs) {
+    assemble(specs, capacity, None)
+}
+
+/// A server without models, but with these admin routes.
+pub(crate) fn app_with_admin(admin: Admin) -> App {
+    assemble(vec![], 1, Some(admin)).0
+}
+
+fn assemble(specs: Vec<ModelSpec>, capacity: usize, admin: Option<Admin>) -> (App, Jobs) {
     let mut table = Table { scanned: true, ..Table::default() };
     for spec in specs {
         let versions = table.models.entry(spec.name.clone()).or_default();
@@ -80,6 +89,7 @@ pub(crate) fn app_with_jobs(specs: Vec<ModelSpec>, capacity: usize) -> (App, Job
         offered: Box::new(|_, _| {}),
         phase: phase_receiver,
         metrics: Box::new(|| "up 1\n".to_owned()),
+        admin,
     };
     (App { router: router(Arc::new(state)), models, phase }, jobs)
 }
