@@ -108,6 +108,7 @@ pub struct Outcome {
 
 /// The router with all routes and middleware.
 pub fn router(state: Arc<AppState>) -> Router {
+    let edge = (edge::RequestIds::new(), state.phase.clone());
     let mut router = Router::new();
     if state.admin.is_some() {
         router = router.route("/admin/memory", get(admin::read_memory).post(admin::change_memory));
@@ -132,5 +133,5 @@ pub fn router(state: Arc<AppState>) -> Router {
         .fallback(async || ApiError::RouteNotFound)
         .method_not_allowed_fallback(async || ApiError::MethodNotAllowed)
         .with_state(state)
-        .layer(axum::middleware::from_fn_with_state(edge::RequestIds::new(), edge::edge))
+        .layer(axum::middleware::from_fn_with_state(edge, edge::edge))
 }

@@ -1,7 +1,9 @@
 //! The only assembly point: builds the parts, spawns them, and ends them in order.
 
 use crate::admin;
-use crate::batcher::{Control, Loop};
+mod drain;
+
+use crate::batcher::Loop;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::http::serve::{ServeLimits, serve};
@@ -16,11 +18,11 @@ use crate::sampler::sample;
 use crate::units::DeviceId;
 use anyhow::Context;
 use arc_swap::ArcSwap;
-use std::io::IsTerminal;
+use drain::{Parts, drain};
 use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::watch;
 
 /// Serves until a signal ends it.
 ///
@@ -72,20 +74,18 @@ async fn serve_until_signal(config: Config, runtime: Runtime, cores: usize) -> a
     let app = router(Arc::new(state)).layer(axum::middleware::from_fn_with_state((metrics, clock), count));
     let serving = tokio::spawn(serve(listener, app, serve_limits(&config), phases));
 
-    signals.recv().await;
-    let drained = tokio::select! {
-        drained = drain(&config, &phase, &ends.control, serving) => {
-            // The loop ends with the drain, and joins its workers: nothing runs when the library's own clean-up begins.
-            drained && batching.await.is_ok()
-        }
+    let mut parts = Parts { batching, managing, sampling, serving };
+    tokio::select! {
+        () = signals.recv() => {}
+        part = parts.any_ends() => anyhow::bail!("{part} has ended, which it never should: ending, to be started anew"),
+    }
+    tokio::select! {
+        drained = drain(&config, &phase, &ends.control, parts) => Ok(drained),
         () = signals.recv() => {
             tracing::warn!("a second signal: ending at once");
-            false
+            Ok(false)
         }
-    };
-    managing.abort();
-    sampling.abort();
-    Ok(drained)
+    }
 }
 
 /// The memory of this machine, within the configured limit.
@@ -125,7 +125,8 @@ fn serve_limits(config: &Config) -> ServeLimits {
         streams_per_connection: config.http.max_streams_per_connection.get(),
         header_read_timeout: config.http.header_read_timeout,
         header_bytes: usize::try_from(config.http.max_header_bytes.0).unwrap_or(usize::MAX),
-        grace: config.drain.grace,
+        // The last word on the grace period is the drain's; this is the backstop behind it.
+        grace: config.drain.grace + 2 * drain::FLUSH,
     }
 }
 
@@ -146,37 +147,6 @@ async fn count(
         metrics.answered(&model.name, model.version, code, clock.now().since(started).as_secs_f64());
     }
     response
-}
-
-/// Announce, stop accepting, let everything inside end. Returns whether it did within the grace period.
-async fn drain(
-    config: &Config,
-    phase: &watch::Sender<Phase>,
-    control: &tokio::sync::mpsc::Sender<Control>,
-    serving: tokio::task::JoinHandle<()>,
-) -> bool {
-    let announce = config.drain.announce(std::io::stderr().is_terminal());
-    tracing::info!(?announce, grace = ?config.drain.grace, "draining");
-    phase.send_replace(Phase::Announced);
-    tokio::time::sleep(announce).await;
-    phase.send_replace(Phase::Closing);
-    let (done, drained) = oneshot::channel();
-    let everything = async {
-        // What HTTP has accepted is let through to the batcher first; then the batcher refuses what is new and ends.
-        let served = serving.await.is_ok();
-        let told = control.send(Control::Drain(done)).await.is_ok();
-        served && told && drained.await.is_ok()
-    };
-    match tokio::time::timeout(config.drain.grace + std::time::Duration::from_secs(1), everything).await {
-        Ok(true) => {
-            tracing::info!("drained");
-            true
-        }
-        _ => {
-            tracing::error!("the grace period is over and not everything was answered");
-            false
-        }
-    }
 }
 
 /// SIGTERM and SIGINT.

@@ -306,3 +306,17 @@ async fn clients_that_go_at_any_moment_leave_the_others_alone() {
     }
     assert!(!server.finished.is_finished());
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_does_not_end_in_time_is_refused_and_not_forgotten() {
+    let server = start(1, 16).await;
+    let inside: Vec<_> = (1..6).map(|value| server.send(server.request(8, value))).collect();
+    pass(RUN / 2).await;
+    server.control.send(Control::Abandon).await.unwrap();
+    for answer in inside {
+        assert_eq!(answer.await.unwrap(), Err(InferError::Rejected(Rejection::Draining)));
+    }
+    assert!(server.clock.now().0 < RUN.as_nanos() as u64, "nobody waits for what is on the device");
+    let late = server.batcher.infer(server.request(1, 9)).await;
+    assert_eq!(late, Err(InferError::Rejected(Rejection::Draining)));
+}

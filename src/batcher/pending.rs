@@ -86,6 +86,13 @@ impl PendingTable {
         self.by_id.remove(&id)
     }
 
+    /// Everything, in order of arrival.
+    pub(super) fn take(&mut self) -> Vec<(RequestId, Pending)> {
+        let mut all: Vec<_> = self.by_id.drain().collect();
+        all.sort_by_key(|(id, _)| *id);
+        all
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.by_id.is_empty()
     }

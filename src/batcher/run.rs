@@ -57,6 +57,8 @@ pub enum Control {
     Memory(MemorySample),
     /// No new work; answered when the last request has left.
     Drain(oneshot::Sender<()>),
+    /// No new work, and everything inside is refused as [`Rejection::Draining`] now, whatever is in flight.
+    Abandon,
 }
 
 /// What the loop tells the rest of the server.
@@ -263,6 +265,13 @@ impl Loop {
             Control::Drain(done) => {
                 self.drained = Some(done);
                 self.handle(Input::Drain);
+            }
+            Control::Abandon => {
+                self.handle(Input::Drain);
+                for (id, pending) in self.pending.take() {
+                    self.handle(Input::Cancel(id));
+                    pending.fail(InferError::Rejected(Rejection::Draining));
+                }
             }
         }
     }

@@ -1,8 +1,10 @@
 //! What surrounds every request: its id, its tracing span, and the net under a handler that panics.
 
+use super::Phase;
 use super::error::ApiError;
 use axum::extract::{Request, State};
-use axum::http::{HeaderName, HeaderValue};
+use axum::http::header::CONNECTION;
+use axum::http::{HeaderName, HeaderValue, Version};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use std::any::Any;
@@ -12,6 +14,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use tokio::sync::watch;
 use tracing::Instrument as _;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -39,7 +42,12 @@ impl RequestIds {
 }
 
 /// The middleware around all routes.
-pub(super) async fn edge(State(ids): State<RequestIds>, request: Request, next: Next) -> Response {
+pub(super) async fn edge(
+    State((ids, phase)): State<(RequestIds, watch::Receiver<Phase>)>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let version = request.version();
     let id = match request.headers().get(REQUEST_ID) {
         Some(given) if acceptable(given.as_bytes()) => given.clone(),
         _ => ids.next(),
@@ -52,6 +60,10 @@ pub(super) async fn edge(State(ids): State<RequestIds>, request: Request, next: 
     );
     let mut response = caught(next.run(request)).instrument(span).await;
     response.headers_mut().insert(REQUEST_ID, id);
+    // From the announcement on kept connections are given up one by one, so that their clients find another server.
+    if *phase.borrow() > Phase::Serving && version <= Version::HTTP_11 {
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
     response
 }
 

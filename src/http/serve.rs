@@ -5,6 +5,7 @@ use axum::Router;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
+use std::future::Future;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,6 +16,10 @@ use tokio::task::JoinSet;
 
 /// How long to wait after an accept that failed for want of something (file descriptors, memory).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// How long idle connections and the listener live on after the order to close. Requests that come in this time are served,
+/// and their connections closed behind the answer.
+const LINGER: Duration = Duration::from_millis(250);
 
 /// What connections may cost.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,8 +37,8 @@ pub struct ServeLimits {
     pub grace: Duration,
 }
 
-/// Serves until `phase` is [`Phase::Closing`]; then stops accepting, closes idle connections at once and the others after
-/// the request that they carry. Returns when all are closed, or after the grace period, which cuts the rest off.
+/// Serves until `phase` is [`Phase::Closing`]; then, a quarter of a second later, stops accepting and closes idle connections,
+/// and the others after the request that they carry. Returns when all are closed, or after the grace period, which cuts the rest off.
 pub async fn serve(listener: TcpListener, router: Router, limits: ServeLimits, mut phase: watch::Receiver<Phase>) {
     let server = Arc::new(builder(&limits));
     let mut connections = JoinSet::new();
@@ -45,24 +50,54 @@ pub async fn serve(listener: TcpListener, router: Router, limits: ServeLimits, m
             Some(_) = connections.join_next() => {}
             accepted = listener.accept(), if room => match accepted {
                 Ok((stream, _)) => {
-                    let connection = Connection {
-                        server: Arc::clone(&server),
-                        router: router.clone(),
-                        first_request_within: limits.header_read_timeout,
-                        phase: phase.clone(),
-                    };
-                    connections.spawn(connection.run(stream));
+                    connections.spawn(accepted_connection(&server, &router, &limits, &phase).run(stream));
                 }
                 Err(error) => pause_after(&error).await,
             },
         }
     }
+    linger(&listener, &mut connections, |stream| accepted_connection(&server, &router, &limits, &phase).run(stream))
+        .await;
     drop(listener);
     let all = async { while connections.join_next().await.is_some() {} };
     if tokio::time::timeout(limits.grace, all).await.is_err() {
         tracing::warn!(connections = connections.len(), "cutting connections off at the end of the grace period");
         connections.shutdown().await;
     }
+}
+
+/// Goes on accepting for a moment: clients that were connecting as the order came are served like all before them.
+async fn linger<F>(listener: &TcpListener, connections: &mut JoinSet<()>, run: impl Fn(TcpStream) -> F)
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let accepting = async {
+        loop {
+            let Ok((stream, _)) = listener.accept().await else { return };
+            connections.spawn(run(stream));
+        }
+    };
+    let _over = tokio::time::timeout(LINGER, accepting).await;
+}
+
+fn accepted_connection(
+    server: &Arc<auto::Builder<TokioExecutor>>,
+    router: &Router,
+    limits: &ServeLimits,
+    phase: &watch::Receiver<Phase>,
+) -> Connection {
+    Connection {
+        server: Arc::clone(server),
+        router: router.clone(),
+        first_request_within: limits.header_read_timeout,
+        phase: phase.clone(),
+    }
+}
+
+/// Waits for the order to close, and then as long as a request that was under way as it came may take to arrive.
+async fn lingered(phase: &mut watch::Receiver<Phase>) {
+    closing(phase).await;
+    tokio::time::sleep(LINGER).await;
 }
 
 /// Waits for the order to close; a sender that is gone counts as one.
@@ -131,7 +166,7 @@ impl Connection {
                     }
                     return;
                 }
-                () = closing(&mut self.phase), if open => {
+                () = lingered(&mut self.phase), if open => {
                     open = false;
                     connection.as_mut().graceful_shutdown();
                 }

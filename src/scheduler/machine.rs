@@ -142,7 +142,8 @@ impl Scheduler {
     fn cancel(&mut self, id: RequestId) {
         if !self.remove(id) {
             // It may have been decided in the same breath and not been said yet: a client that has gone hears nothing.
-            let about = |action: &Action| matches!(action, Action::Finish(other) | Action::Reject(other, _) if *other == id);
+            let about =
+                |action: &Action| matches!(action, Action::Finish(other) | Action::Reject(other, _) if *other == id);
             self.outbox.retain(|action| !about(action));
         }
     }
