@@ -1,6 +1,7 @@
 # The few commands of this project. Needed: a Rust toolchain, a C compiler, make, and Python 3.11 or newer with pip.
 #   make setup   fetch ONNX Runtime and the demo models, build          make serve   the same, then serve on port 8000
-#   make test    everything that is tested                              make bench   measure (load-tests/bench.sh)
+#   make test    everything that is tested                              make bench   measure against ONNX Runtime alone
+#   make squeeze rehearse running short of memory                       make test-setup   what the client examples need
 # What is fetched goes to .setup/ and models/<name>/, once; delete them to start over.
 
 PYTHON ?= python3
@@ -17,7 +18,7 @@ INSTALL = $(PYTHON) -m pip install --quiet --disable-pip-version-check --root-us
 # The server and all tests find the library by this, unless somebody named another.
 export CONCERTINA_ONNXRUNTIME ?= $(CURDIR)/$(RUNTIME)
 
-.PHONY: setup serve test test-setup test-rust test-clients bench fmt lint doc deny models
+.PHONY: setup serve test test-setup test-rust test-clients bench squeeze fmt lint doc deny models
 
 setup: $(RUNTIME) models
 	cargo build --release --locked
@@ -39,6 +40,13 @@ test-clients: test-setup
 
 bench: setup
 	load-tests/bench.sh $(ARGS)
+
+# A squeeze rehearsed on the host, two minutes of disorder, and a control group with room for 1.3 rows (needs root).
+squeeze: setup
+	cargo build --release --locked --examples
+	$(PYTHON) load-tests/squeeze.py $(ARGS)
+	$(PYTHON) load-tests/chaos.py
+	$(PYTHON) load-tests/ceiling.py
 
 fmt:
 	cargo fmt --check

@@ -16,10 +16,11 @@ import time
 from common import ROOT, Server, machine, resident_mib, target_folder
 
 LEVELS = [1.0, 0.5, 0.25, 0.12, 0.06, 1.0]
-# Model folder, case of the load generator, largest batch, sizes tried as static ones.
+# Model folder, case of the load generator, largest batch, sizes tried as static ones, rows of a request: enough that the
+# model and not the load generator is what is measured.
 MODELS = {
-    "wide": ("tests/models/wide", "wide", 64, [1, 2, 4, 8, 16, 32, 64]),
-    "minilm": ("models/minilm", "minilm:64", 32, [1, 2, 4, 8, 16, 32]),
+    "wide": ("tests/models/wide", "wide", 64, [1, 2, 4, 8, 16, 32, 64], 8),
+    "minilm": ("models/minilm", "minilm:64", 32, [1, 2, 4, 8, 16, 32], 1),
 }
 
 
@@ -27,7 +28,7 @@ class Run:
     """A server with one model, its instances fixed, so that only the batch size is left to choose."""
 
     def __init__(self, arguments, folder, name, batch, knee):
-        models, self.case, _, _ = MODELS[name]
+        models, self.case, _, _, self.rows = MODELS[name]
         flags = ["--set", f"model.max_batch_size={batch}", "--set", f"model.knee_tolerance={knee}",
                  "--set", "model.instances=2", "--set", "model.intra_op_threads=1", "--model-name", name]
         self.arguments, self.folder, self.name = arguments, folder, name
@@ -42,7 +43,7 @@ class Run:
 
     def load(self, seconds):
         command = [self.folder / "examples/loadgen", "--address", self.server.address, "--case", self.case, "--connections",
-                   str(self.arguments.connections), "--seconds", str(seconds)]
+                   str(self.arguments.connections), "--seconds", str(seconds), "--rows", str(self.rows)]
         return subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, text=True)
 
 
@@ -134,7 +135,7 @@ def squeeze(arguments, folder, name):
 
 def render(arguments, results):
     lines = ["# A squeeze rehearsed on the host", "", machine() + "  ",
-             f"Command: `make squeeze`; {arguments.connections} connections, closed loop, one row a request, every answer checked; "
+             f"Command: `make squeeze`; {arguments.connections} connections, closed loop, every answer checked; "
              f"{arguments.step_seconds} s a level, the first second of each not counted; two instances of one thread.", ""]
     for r in results:
         lines += [f"## {r['name']}: {r['per_row'] / 2**20:.2f} MiB of run memory a row, {r['fixed'] / 2**20:.1f} MiB always", "",
