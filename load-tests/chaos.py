@@ -54,6 +54,9 @@ def main():
     given_back = wait_for(lambda: all(arena["reserved"] == 0 and arena["allocated"] == 0 for arena in runs()))
     batches = {outcome: int(server.metric("concertina_batches_total", model="wide", outcome=outcome))
                for outcome in ("done", "out_of_memory", "failed", "instance_lost")}
+    buckets = {edge: server.metric("concertina_estimate_ratio_bucket", model="wide", of="bytes", le=edge) for edge in ("0.95", "1", "+Inf")}
+    runs_counted = buckets["+Inf"] or 1
+    over, under = buckets["0.95"] / runs_counted, 1 - buckets["1"] / runs_counted
     rejections = int(server.metric("concertina_rejections_total", model="wide"))
     resident = resident_mib(server.process.pid)
     server.stop()
@@ -68,6 +71,7 @@ def main():
         f"| failed requests | {result['errors']} |", f"| wrong answers | {result['wrong']} |",
         f"| refused by the scheduler | {rejections} |", f"| batches done | {batches['done']} |",
         f"| batches that found no memory and ran again in halves | {batches['out_of_memory']} |",
+        f"| of them predicted more than 5% too many bytes | {over:.3%} |", f"| predicted too few bytes | {under:.3%} |",
         f"| batches failed, instances lost | {batches['failed']}, {batches['instance_lost']} |",
         f"| queue and requests in flight empty at the end | {empty} |",
         f"| run memory all given back | {given_back} |", f"| resident at the end, MiB | {resident:.0f} |", "",
