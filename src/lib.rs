@@ -22,7 +22,7 @@
 //!
 //! Beside this way: [`repository`] finds, loads, measures and replaces models and publishes [`model::Table`]; [`config`]
 //! turns texts into checked values, over [`keys`]; [`metrics`] names every number; [`server`] assembles and ends everything;
-//! [`cli`] is what a person types; [`clock`] is the one place that reads the time; [`tensor`] and [`units`] are the words
+//! [`profile`] measures a model for a person; [`cli`] is what a person types; [`clock`] is the one place that reads the time; [`tensor`] and [`units`] are the words
 //! that all others use.
 //!
 //! # Directions
@@ -52,6 +52,7 @@ pub mod keys;
 pub mod memory;
 pub mod metrics;
 pub mod model;
+pub mod profile;
 pub mod repository;
 pub mod runtime;
 pub mod sampler;

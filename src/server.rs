@@ -85,7 +85,7 @@ async fn serve_until_signal(config: Config, runtime: Runtime, cores: usize) -> a
 }
 
 /// The memory of this machine, within the configured limit.
-fn host(config: &Config) -> Device {
+pub(crate) fn host(config: &Config) -> Device {
     let backing = Box::new(Host::new());
     let (limit, headroom) = (config.memory.limit(backing.total_bytes()), config.memory.headroom);
     tracing::info!(%limit, %headroom, margin = %backing.margin(), total = %backing.total_bytes(), "memory of the host");

@@ -6,7 +6,7 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, Args};
 use std::path::PathBuf;
 
-/// What `serve`, `check` and `models` take.
+/// What `serve`, `check`, `models` and `profile` take.
 #[derive(Clone, Debug, Default, Args)]
 pub struct Options {
     /// The configuration file; without it, the defaults of config/concertina.toml hold

@@ -46,6 +46,10 @@ pub struct Calibration {
     pub class_dims: Vec<usize>,
     /// Elements per row over all inputs.
     pub units: u64,
+    /// What integers were that the settings do not speak of.
+    pub integers: Fill,
+    /// Why the first size that is missing did not run, if that is what ended the ladder: another time it may run.
+    pub cut_short: Option<String>,
 }
 
 /// Why a model cannot be calibrated.
@@ -66,29 +70,30 @@ pub enum CalibrationError {
 pub fn calibrate(session: &mut Session, spec: &Arc<ModelSpec>, clock: Clock) -> Result<Calibration, CalibrationError> {
     let settings = &spec.settings;
     let mut run = Runner { session, spec, clock, integers: Fill::One };
-    run.settle_fill()?;
-    if spec.batch_axis.is_some() {
-        run.confirm_batch_axis()?;
-    }
+    run.settle()?;
     let started = clock.now();
     let cap = if spec.batch_axis.is_none() { 1 } else { settings.max_batch_size.unwrap_or(AUTO_MAX_BATCH_SIZE) };
-    let mut measured: Vec<Measured> = Vec::new();
-    for rows in ladder(cap) {
-        if !measured.is_empty() && stop(&measured, clock.now().since(started), settings) {
-            break;
-        }
-        match run.measure(rows) {
-            Ok(entry) => measured.push(entry),
-            Err(_) if !measured.is_empty() => break,
-            Err(error) => return Err(CalibrationError::DoesNotRun(error.to_string())),
-        }
+    let mut calibration = run.climb(&ladder(cap), |measured| stop(measured, clock.now().since(started), settings))?;
+    if settings.max_batch_size.is_some() {
+        calibration.ladder = ladder(cap);
     }
-    let one = run.request(1).map_err(|error| CalibrationError::DoesNotRun(error.to_string()))?;
-    let ladder = match settings.max_batch_size {
-        Some(_) => ladder(cap),
-        None => measured.iter().map(|entry| entry.rows).collect(),
-    };
-    Ok(Calibration { ladder, measured, class_dims: one.class_dims, units: one.units })
+    Ok(calibration)
+}
+
+/// Runs these sizes, ascending, however long that takes. The session's spec must be set.
+///
+/// # Errors
+/// See [`CalibrationError`].
+pub fn measure_sizes(
+    session: &mut Session,
+    spec: &Arc<ModelSpec>,
+    sizes: &[Rows],
+    clock: Clock,
+) -> Result<Calibration, CalibrationError> {
+    let mut run = Runner { session, spec, clock, integers: Fill::One };
+    run.settle()?;
+    let sizes = if spec.batch_axis.is_none() { &[1] } else { sizes };
+    run.climb(sizes, |_| false)
 }
 
 /// What holds for two sessions that were measured at once: the sizes that both reached, each as slow as the slower one.
@@ -126,6 +131,36 @@ struct Runner<'a> {
 }
 
 impl Runner<'_> {
+    /// Finds out how the model runs at all.
+    fn settle(&mut self) -> Result<(), CalibrationError> {
+        self.settle_fill()?;
+        if self.spec.batch_axis.is_some() { self.confirm_batch_axis() } else { Ok(()) }
+    }
+
+    /// Measures one size after the other until one does not run or `enough` says so.
+    fn climb(&mut self, sizes: &[Rows], enough: impl Fn(&[Measured]) -> bool) -> Result<Calibration, CalibrationError> {
+        let mut measured: Vec<Measured> = Vec::new();
+        let mut cut_short = None;
+        for &rows in sizes {
+            if !measured.is_empty() && enough(&measured) {
+                break;
+            }
+            match self.measure(rows) {
+                Ok(entry) => measured.push(entry),
+                Err(error) if measured.is_empty() => return Err(CalibrationError::DoesNotRun(error.to_string())),
+                Err(error) => {
+                    cut_short = Some(format!("{rows} rows: {error}"));
+                    break;
+                }
+            }
+        }
+        let ladder = measured.iter().map(|entry| entry.rows).collect();
+        let one = request(self.spec, 1, self.integers);
+        let one = one.map_err(|error| CalibrationError::DoesNotRun(error.to_string()))?;
+        let (class_dims, units, integers) = (one.class_dims, one.units, self.integers);
+        Ok(Calibration { ladder, measured, class_dims, units, integers, cut_short })
+    }
+
     /// Finds integers that the model bears.
     fn settle_fill(&mut self) -> Result<(), CalibrationError> {
         let mut fault = String::new();
@@ -171,36 +206,36 @@ impl Runner<'_> {
     }
 
     fn run(&mut self, rows: Rows) -> Result<(Duration, ByteSize), RunError> {
-        let request = Arc::new(self.request(rows)?);
+        let request = Arc::new(request(self.spec, rows, self.integers)?);
         let rows = request.rows;
         let parts = vec![BatchPart { request, start: 0, rows }];
         let batch = Batch { id: BatchId::default(), parts, bytes: ByteSize::ZERO, padded_rows: rows };
         let Ran { result, stages, bytes } = self.session.run(&batch, self.clock);
         result.map(|_| (stages.total(), bytes))
     }
+}
 
-    fn request(&self, rows: Rows) -> Result<ValidRequest, RunError> {
-        let spec = self.spec;
-        let warmup = &spec.settings.warmup;
-        let inputs = spec
-            .inputs
-            .iter()
-            .map(|input| {
-                let size = |(axis, dim): (usize, &Dim)| match dim {
-                    _ if spec.batch_axis == Some(axis) => rows as usize,
-                    Dim::Fixed(size) => *size,
-                    Dim::Symbol(name) => warmup.dims.get(name).copied().unwrap_or(warmup.default_dim),
-                    Dim::Any => warmup.default_dim,
-                };
-                let shape: Shape = input.shape.iter().enumerate().map(size).collect();
-                let fill = warmup.inputs.get(&input.name).copied();
-                let fill = fill.unwrap_or(if is_float(input.datatype) { Fill::Random } else { self.integers });
-                InputTensor { name: input.name.clone(), tensor: synthetic(input.datatype, shape, fill) }
-            })
-            .collect();
-        let request = InferRequest { inputs, ..InferRequest::default() };
-        ValidRequest::new(Arc::clone(spec), request, Rows::MAX).map_err(|fault| RunError::Model(fault.message))
-    }
+/// A synthetic request.
+fn request(spec: &Arc<ModelSpec>, rows: Rows, integers: Fill) -> Result<ValidRequest, RunError> {
+    let warmup = &spec.settings.warmup;
+    let inputs = spec
+        .inputs
+        .iter()
+        .map(|input| {
+            let size = |(axis, dim): (usize, &Dim)| match dim {
+                _ if spec.batch_axis == Some(axis) => rows as usize,
+                Dim::Fixed(size) => *size,
+                Dim::Symbol(name) => warmup.dims.get(name).copied().unwrap_or(warmup.default_dim),
+                Dim::Any => warmup.default_dim,
+            };
+            let shape: Shape = input.shape.iter().enumerate().map(size).collect();
+            let fill = warmup.inputs.get(&input.name).copied();
+            let fill = fill.unwrap_or(if is_float(input.datatype) { Fill::Random } else { integers });
+            InputTensor { name: input.name.clone(), tensor: synthetic(input.datatype, shape, fill) }
+        })
+        .collect();
+    let request = InferRequest { inputs, ..InferRequest::default() };
+    ValidRequest::new(Arc::clone(spec), request, Rows::MAX).map_err(|fault| RunError::Model(fault.message))
 }
 
 /// The run itself went well, and an output has another number of rows than went in.
