@@ -1,6 +1,7 @@
 //! What a person wants to know of a model before serving it: how fast it is, what it needs, and where larger batches end.
 //!
-//! [`measure`] loads and measures a model as the server does; [`Profile::new`] makes numbers of it, with the scheduler's own
+//! [`measure`] loads and measures a model as the server does, always anew, and keeps what it found for the server's next
+//! start; `Profile::new` makes numbers of it, with the scheduler's own
 //! predictions; the rest shows them.
 
 mod svg;
@@ -97,8 +98,10 @@ pub fn measure(config: &Config, candidate: &Candidate, sizes: &[Rows]) -> Result
     let (completions, _) = mpsc::channel(1);
     let (device, clock, ids) = (server::host(config), Clock::start(), Default::default());
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let loader = Loader { runtime, device: device.clone(), clock, completions, cores, ids };
+    let store = server::store(config);
+    let loader = Loader { runtime, device: device.clone(), clock, completions, cores, ids, store };
     let mut measured = loader.measure(candidate)?;
+    loader.keep(candidate, &measured);
     if !sizes.is_empty() {
         loader.measure_sizes(&mut measured, sizes).map_err(|error| error.to_string())?;
     }

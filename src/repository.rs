@@ -7,6 +7,8 @@ mod layouts;
 pub mod load;
 pub mod manager;
 pub mod measure;
+mod recall;
+pub mod store;
 
 pub use layouts::Layout;
 

@@ -24,7 +24,7 @@ const STYLE: &str = "
   .paper { fill: var(--paper) }
   .grid { stroke: var(--faint) }
   .speed, .bytes, .predicted { fill: none; stroke-width: 2 }
-  .speed { stroke: var(--speed) } .bytes, .predicted { stroke: var(--bytes) } .predicted { stroke-dasharray: 5 4 }
+  .speed { stroke: var(--speed) } .bytes { stroke: var(--bytes) } .predicted { stroke: var(--ink); stroke-dasharray: 3 6 }
   .dot-speed { fill: var(--speed) } .dot-bytes { fill: var(--bytes) }
   .knee { stroke: var(--knee); stroke-dasharray: 2 3 } .bound { stroke: var(--bound); stroke-dasharray: 7 4 }
   .knee, .bound { stroke-width: 1.5 }
@@ -139,7 +139,7 @@ fn grid(out: &mut String, profile: &Profile, scale: &Scale) {
     for (x, y, text) in [
         (LEFT, SPEED.0 - 6.0, "rows per second"),
         (LEFT, BYTES.0 - 12.0, "bytes of run memory (dashed: predicted from the smallest and a middle size)"),
-        (middle, BYTES.1 + 40.0, "rows in one batch"),
+        (middle - 48.0, BYTES.1 + 40.0, "rows in one batch"),
     ] {
         let _ = writeln!(out, "<text x=\"{x}\" y=\"{y}\">{text}</text>");
     }

@@ -27,6 +27,7 @@ fn profile(points: &[(Rows, u64, u64)], free: u64) -> Profile {
         units: 128,
         integers: Fill::One,
         cut_short: None,
+        from_cache: false,
     };
     let memory = Memory { file: ByteSize(2 << 20), weights: ByteSize(1 << 20), free: ByteSize(free) };
     Profile::new(&spec, Layout { instances: 2, threads: 1 }, &calibration, memory)

@@ -3,6 +3,7 @@
 use super::Candidate;
 use super::layouts::Layout;
 use super::measure::Measured;
+use super::store::Store;
 use crate::batcher::{ModelLoad, Sample};
 use crate::clock::Clock;
 use crate::memory::Device;
@@ -34,6 +35,8 @@ pub struct Loader {
     pub cores: usize,
     /// Numbers for models and instances, never used twice.
     pub ids: Arc<Ids>,
+    /// Where what was measured is kept.
+    pub store: Store,
 }
 
 /// See [`Loader::ids`].
@@ -50,7 +53,7 @@ impl Loader {
     /// # Errors
     /// Why it cannot be served, in words for the operator.
     pub fn load(&self, candidate: &Candidate) -> Result<ModelLoad, String> {
-        self.finish(self.measure(candidate)?)
+        self.finish(self.recall(candidate)?)
     }
 
     pub(super) fn session(&self, candidate: &Candidate, layout: Layout) -> Result<Session, String> {
@@ -98,10 +101,11 @@ impl Loader {
             max_batch_size = spec.max_batch_size,
             batch_axis = spec.batch_axis,
             unbatched_reason = spec.unbatched_reason,
+            from_cache = calibration.as_ref().is_ok_and(|calibration| calibration.from_cache),
             "model is loaded"
         );
         let plan = plan(&spec, &workers, ladder);
-        Ok(ModelLoad { plan, workers, samples: calibration.map(samples).unwrap_or_default(), spec })
+        Ok(ModelLoad { plan, workers, samples: calibration.as_ref().map(samples).unwrap_or_default(), spec })
     }
 
     fn worker(&self, session: Session, pipeline: u32) -> Result<WorkerHandle, String> {
@@ -129,9 +133,9 @@ fn plan(spec: &ModelSpec, workers: &[WorkerHandle], ladder: Vec<Rows>) -> ModelP
     }
 }
 
-fn samples(calibration: Calibration) -> Vec<Sample> {
+fn samples(calibration: &Calibration) -> Vec<Sample> {
     let sample = |observation| Sample { dims: calibration.class_dims.clone(), observation };
-    observations(&calibration).into_iter().map(sample).collect()
+    observations(calibration).into_iter().map(sample).collect()
 }
 
 /// What was measured, as the scheduler learns it. The class is not numbered yet.

@@ -1,18 +1,23 @@
 //! Measuring one model before it serves: session, axes, calibration, the layout of instances and threads. Blocking.
 
 use super::Candidate;
-use super::layouts::{Layout, layouts, pays, rate};
+use super::layouts::{Contest, Layout, best, layouts, rate};
 use super::load::Loader;
 use crate::model::ModelSpec;
 use crate::model::derive::derive;
 use crate::model::settings::BatchAxis;
 use crate::runtime::Session;
 use crate::runtime::calibrate::{self, Calibration, CalibrationError};
-use crate::units::Rows;
-use std::sync::Arc;
+use crate::units::{Instant, Rows};
+use std::sync::{Arc, Barrier};
+use std::time::Duration;
 
 /// A file larger than this is not loaded several times just to find out whether that pays.
 const MAX_FILE_TO_TRY_INSTANCES: u64 = 1 << 30;
+/// One round of a contest between two layouts takes about so long for each, or one run.
+const ROUND: Duration = Duration::from_millis(50);
+/// The most runs in a round.
+const MAX_RUNS_PER_ROUND: u32 = 64;
 
 /// A model that could run, in the layout that was chosen for it.
 #[derive(Debug)]
@@ -34,15 +39,56 @@ impl Loader {
     /// Why it cannot be served, in words for the operator.
     pub fn measure(&self, candidate: &Candidate) -> Result<Measured, String> {
         let layouts = layouts(&candidate.settings, self.cores);
-        let mut best = self.measure_first(candidate, layouts[0])?;
+        let mut fewer = self.measure_first(candidate, layouts[0])?;
         let small = std::fs::metadata(&candidate.file).is_ok_and(|file| file.len() <= MAX_FILE_TO_TRY_INSTANCES);
+        // Contests may take as long as one calibration, all of them together.
+        let mut left = candidate.settings.warmup.seconds;
         for &layout in layouts[1..].iter().filter(|_| small) {
-            let Some(other) = self.measure_other(candidate, &best.spec, layout) else { continue };
-            if pays(speed(&other), speed(&best)) {
-                best = other;
+            let Some(mut more) = self.measure_other(candidate, &fewer.spec, layout) else { continue };
+            let started = self.clock.now();
+            if self.more_pays(&mut more, &mut fewer, started + left) {
+                fewer = more;
             }
+            left = left.saturating_sub(self.clock.now().since(started));
         }
-        Ok(best)
+        Ok(fewer)
+    }
+
+    /// Lets two layouts run their best batch in turn.
+    fn more_pays(&self, more: &mut Measured, fewer: &mut Measured, until: Instant) -> bool {
+        let mut contest = Contest::new(speed(more), speed(fewer));
+        while contest.is_open() && self.clock.now() < until {
+            let rates = if contest.more_goes_first() {
+                let first = self.round(more);
+                (first, self.round(fewer))
+            } else {
+                let first = self.round(fewer);
+                (self.round(more), first)
+            };
+            let (Some(more), Some(fewer)) = rates else { break };
+            contest.add(more, fewer);
+        }
+        let pays = contest.more_pays();
+        tracing::debug!(more = ?more.layout, fewer = ?fewer.layout, ?contest, pays, "layouts are compared");
+        pays
+    }
+
+    /// Rows per second of all sessions together at the best batch size, for about [`ROUND`].
+    fn round(&self, measured: &mut Measured) -> Option<f64> {
+        let calibration = measured.calibration.as_ref().ok()?;
+        let (best, integers) = (best(calibration)?, calibration.integers);
+        let runs = (ROUND.as_secs_f64() / best.duration.as_secs_f64().max(1e-9)).clamp(1.0, MAX_RUNS_PER_ROUND.into());
+        let (rows, runs) = (best.rows, runs as u32);
+        let spec = Arc::new(measured.spec.clone());
+        // All begin together, or the first would run alone for a while.
+        let start = Barrier::new(measured.sessions.len());
+        let took = at_once(&mut measured.sessions, |session| {
+            start.wait();
+            calibrate::repeat(session, &spec, (rows, runs), (integers, self.clock))
+        });
+        let took: Vec<Duration> = took.into_iter().collect::<Result<_, _>>().ok()?;
+        let slowest = took.iter().max()?.as_secs_f64();
+        Some(took.len() as f64 * f64::from(rows) * f64::from(runs) / slowest.max(1e-9))
     }
 
     /// Measures these sizes, ascending, in the layout that was chosen. Those that do not run are left out.
@@ -119,7 +165,7 @@ fn together(
 }
 
 /// Does the same with every session, each on a thread of its own.
-fn at_once<T: Send>(sessions: &mut [Session], work: impl Fn(&mut Session) -> T + Sync) -> Vec<T> {
+pub(super) fn at_once<T: Send>(sessions: &mut [Session], work: impl Fn(&mut Session) -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
         let work = &work;
         let threads: Vec<_> = sessions.iter_mut().map(|session| scope.spawn(move || work(session))).collect();

@@ -50,6 +50,8 @@ pub struct Calibration {
     pub integers: Fill,
     /// Why the first size that is missing did not run, if that is what ended the ladder: another time it may run.
     pub cut_short: Option<String>,
+    /// Whether an earlier start has measured it.
+    pub from_cache: bool,
 }
 
 /// Why a model cannot be calibrated.
@@ -61,6 +63,29 @@ pub enum CalibrationError {
     /// The model does not run on synthetic rows; it may still run on real ones.
     #[error("{0}")]
     DoesNotRun(String),
+}
+
+/// Why something that was measured earlier does not hold now.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Unconfirmed {
+    /// Run memory is exact, so something is not as it was.
+    #[error("{rows} rows took {now} where they had taken {before}")]
+    Bytes {
+        /// The size.
+        rows: Rows,
+        /// What was known.
+        before: ByteSize,
+        /// What was seen.
+        now: ByteSize,
+    },
+    /// A size does not run that did.
+    #[error("{rows} rows do not run: {error}")]
+    DoesNotRun {
+        /// The size.
+        rows: Rows,
+        /// Why.
+        error: RunError,
+    },
 }
 
 /// Runs the ladder. The session's spec must be set.
@@ -94,6 +119,56 @@ pub fn measure_sizes(
     run.settle()?;
     let sizes = if spec.batch_axis.is_none() { &[1] } else { sizes };
     run.climb(sizes, |_| false)
+}
+
+/// What an earlier start has measured, if the model may still be run in the same way. Nothing runs.
+///
+/// # Errors
+/// If there is no synthetic request of this model.
+pub fn recalled(
+    spec: &Arc<ModelSpec>,
+    ladder: Vec<Rows>,
+    measured: Vec<Measured>,
+    integers: Fill,
+) -> Result<Calibration, CalibrationError> {
+    let one = request(spec, 1, integers).map_err(|error| CalibrationError::DoesNotRun(error.to_string()))?;
+    let (class_dims, units) = (one.class_dims, one.units);
+    Ok(Calibration { ladder, measured, class_dims, units, integers, cut_short: None, from_cache: true })
+}
+
+/// Runs the smallest and the largest size once: their bytes must be what was measured, to the byte.
+///
+/// # Errors
+/// What is not as it was.
+pub fn confirm(
+    session: &mut Session,
+    spec: &Arc<ModelSpec>,
+    known: &Calibration,
+    clock: Clock,
+) -> Result<(), Unconfirmed> {
+    let mut run = Runner { session, spec, clock, integers: known.integers };
+    let (first, last) = (known.measured.first(), known.measured.last().filter(|_| known.measured.len() > 1));
+    for &Measured { rows, bytes: before, .. } in first.into_iter().chain(last) {
+        let (_, now) = run.run(rows).map_err(|error| Unconfirmed::DoesNotRun { rows, error })?;
+        if now != before {
+            return Err(Unconfirmed::Bytes { rows, before, now });
+        }
+    }
+    Ok(())
+}
+
+/// Runs one size so many times and answers how long they took altogether.
+///
+/// # Errors
+/// If one of them fails.
+pub fn repeat(
+    session: &mut Session,
+    spec: &Arc<ModelSpec>,
+    (size, times): (Rows, u32),
+    (integers, clock): (Fill, Clock),
+) -> Result<Duration, RunError> {
+    let mut run = Runner { session, spec, clock, integers };
+    (0..times).map(|_| run.run(size).map(|(took, _)| took)).sum()
 }
 
 /// What holds for two sessions that were measured at once: the sizes that both reached, each as slow as the slower one.
@@ -158,7 +233,7 @@ impl Runner<'_> {
         let one = request(self.spec, 1, self.integers);
         let one = one.map_err(|error| CalibrationError::DoesNotRun(error.to_string()))?;
         let (class_dims, units, integers) = (one.class_dims, one.units, self.integers);
-        Ok(Calibration { ladder, measured, class_dims, units, integers, cut_short })
+        Ok(Calibration { ladder, measured, class_dims, units, integers, cut_short, from_cache: false })
     }
 
     /// Finds integers that the model bears.
