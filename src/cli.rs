@@ -1,16 +1,20 @@
-//! The command line: subcommands, flags with their environment variables, what `check` and `models` print, logging.
+//! The command line: subcommands, flags with their environment variables, what `check`, `models` and `profile` print,
+//! logging.
 //!
 //! What needs ONNX Runtime or the network comes in as [`Hooks`], so that all of this runs in tests without either.
 
 mod flags;
 mod log;
+mod profile;
 mod report;
 
 pub use flags::Options;
 
 use crate::config::Config;
 use crate::model::{Derived, Graph, derive};
+use crate::profile::Profile;
 use crate::repository::{Candidate, scan};
+use crate::units::Rows;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -20,11 +24,16 @@ use std::process::ExitCode;
 /// Reads what an ONNX file says of itself: the path of the ONNX Runtime library (`None`: searched), then that of the file.
 pub type Describe<'a> = &'a dyn Fn(Option<&Path>, &Path) -> Result<Graph, String>;
 
+/// Loads and measures a model. Batch sizes, ascending; none: those that the server would choose.
+pub type Measure<'a> = &'a dyn Fn(&Config, &Candidate, &[Rows]) -> Result<Profile, String>;
+
 /// What the commands need from below.
 #[derive(Clone, Copy)]
 pub struct Hooks<'a> {
     /// Reads a model file without serving it.
     pub describe: Describe<'a>,
+    /// Measures a model.
+    pub profile: Measure<'a>,
     /// Serves until the process is told to end.
     pub serve: &'a dyn Fn(Config) -> anyhow::Result<()>,
 }
@@ -44,6 +53,8 @@ enum Command {
     Check(Options),
     /// List the models: files, inputs, outputs, batch axis or the reason why there is none, settings.
     Models(Options),
+    /// Load one model, measure it as the server would, and print what its batches need and give.
+    Profile(profile::ProfileOptions),
     /// Print the version.
     Version,
 }
@@ -88,6 +99,7 @@ fn execute(
             return Ok(0);
         }
         Command::Serve(options) | Command::Check(options) | Command::Models(options) => options,
+        Command::Profile(profile) => &profile.options,
     };
     let config = options.resolve(matches.subcommand().map(|(_, matches)| matches));
     match (cli.command, config) {
@@ -105,6 +117,10 @@ fn execute(
             Ok(1)
         }
         (Command::Models(_), Ok(config)) => models(&config, hooks.describe, out),
+        (Command::Profile(options), Ok(config)) => {
+            log::start(&config.log);
+            profile::profile(&options, &config, hooks.profile, (out, err))
+        }
         (_, Ok(config)) => {
             log::start(&config.log);
             let result = (hooks.serve)(config);

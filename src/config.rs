@@ -8,6 +8,7 @@ use crate::keys::{HIDDEN, Keys, Origin, Relation};
 use crate::model::Settings;
 use crate::model::settings::DEFAULTS;
 use crate::units::{ByteSize, Rows};
+use std::ffi::OsString;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -51,6 +52,32 @@ pub struct Models {
     pub path: PathBuf,
     /// The name of the model if `path` is one model's own folder or file.
     pub name: Option<String>,
+    cache: Cache,
+}
+
+/// The key `models.cache`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Cache {
+    Auto,
+    Off,
+    Folder(PathBuf),
+}
+
+impl Models {
+    /// Where what was measured is kept for the next start; `None`: nowhere. `variable` reads the environment.
+    #[must_use]
+    pub fn cache_folder(&self, variable: &dyn Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+        // What is relative there is to be ignored (XDG Base Directory Specification).
+        let folder = |name: &str| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
+        match &self.cache {
+            Cache::Off => None,
+            Cache::Folder(path) => Some(path.clone()),
+            Cache::Auto => {
+                let caches = folder("XDG_CACHE_HOME").or_else(|| folder("HOME").map(|home| home.join(".cache")));
+                caches.map(|caches| caches.join("concertina"))
+            }
+        }
+    }
 }
 
 /// The section `[runtime]`.
@@ -198,6 +225,7 @@ fn read(keys: &mut Keys) -> Option<Config> {
     let address = keys.read("server.address", address);
     let path = keys.read("models.path", file_path);
     let name = keys.read("models.name", model_name);
+    let cache = keys.read("models.cache", cache);
     let library = keys.read("runtime.library", text_or_empty);
     let threads = keys.read("runtime.threads", auto_or(count(1024usize)));
     let http = http(keys);
@@ -223,7 +251,7 @@ fn read(keys: &mut Keys) -> Option<Config> {
     );
     Some(Config {
         address: address?,
-        models: Models { path: path?, name: name? },
+        models: Models { path: path?, name: name?, cache: cache? },
         runtime: Runtime { library: library?.map(PathBuf::from), threads: threads? },
         http: http?,
         model: model?,
@@ -305,6 +333,15 @@ fn token(value: &Value) -> Result<Option<String>, String> {
         token.len() <= MAX_TOKEN_LEN && token != HIDDEN && token.bytes().all(|byte| byte.is_ascii_graphic())
     };
     if token.as_ref().is_none_or(good) { Ok(token) } else { Err(allowed()) }
+}
+
+fn cache(value: &Value) -> Result<Cache, String> {
+    let text = text_or_empty(value).map_err(|_| "\"auto\", the path of a folder, or \"\"".to_owned())?;
+    Ok(match text.as_deref() {
+        None => Cache::Off,
+        Some("auto") => Cache::Auto,
+        Some(path) => Cache::Folder(PathBuf::from(path)),
+    })
 }
 
 fn log_level(value: &Value) -> Result<String, String> {

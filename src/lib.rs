@@ -22,8 +22,9 @@
 //!
 //! Beside this way: [`repository`] finds, loads, measures and replaces models and publishes [`model::Table`]; [`config`]
 //! turns texts into checked values, over [`keys`]; [`metrics`] names every number; [`memory`] owns the bytes of a device,
-//! [`sampler`] looks after them, and [`admin`] shows and limits them while serving; [`server`] assembles and ends everything;
-//! [`cli`] is what a person types; [`clock`] is the one place that reads the time; [`tensor`] and [`units`] are the words
+//! [`sampler`] looks after them, and [`admin`] shows and limits them while serving; [`profile`] measures a model for a person;
+//! [`server`] assembles and ends everything; [`cli`] is what a person types; [`clock`] is the one place that reads the time;
+//! [`tensor`] and [`units`] are the words
 //! that all others use.
 //!
 //! # Directions
@@ -54,6 +55,7 @@ pub mod keys;
 pub mod memory;
 pub mod metrics;
 pub mod model;
+pub mod profile;
 pub mod repository;
 pub mod runtime;
 pub mod sampler;

@@ -3,8 +3,14 @@
 //! [`scan`] only looks at folders and reads model.toml files; it opens no model. A fault of one model never hides another.
 
 mod layout;
+mod layouts;
 pub mod load;
 pub mod manager;
+pub mod measure;
+mod recall;
+pub mod store;
+
+pub use layouts::Layout;
 
 use crate::config::Config;
 use crate::model::Settings;

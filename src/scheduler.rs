@@ -21,6 +21,7 @@ mod budget;
 mod completion;
 mod cost;
 mod dispatch;
+mod forecast;
 mod machine;
 mod model;
 mod oom;
@@ -28,6 +29,7 @@ mod policy;
 mod queue;
 mod stats;
 
+pub use forecast::Forecast;
 pub use machine::Scheduler;
 pub use stats::{DeviceStats, ModelStats};
 

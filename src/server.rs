@@ -13,6 +13,7 @@ use crate::metrics::Metrics;
 use crate::model::Table;
 use crate::repository::load::{Ids, Loader};
 use crate::repository::manager::Manager;
+use crate::repository::store::Store;
 use crate::runtime::{Runtime, self_test};
 use crate::sampler::sample;
 use crate::units::DeviceId;
@@ -64,7 +65,8 @@ async fn serve_until_signal(config: Config, runtime: Runtime, cores: usize) -> a
         tokio::spawn(sample(device.clone(), clock, ends.control.clone(), Arc::clone(&ends.trim), Arc::clone(&metrics)));
     let memory = admin::Memory { devices: vec![device.clone()], clock, look: Arc::clone(&ends.trim) };
     let ids = Arc::new(Ids::default());
-    let loader = Loader { runtime, device, clock, completions: ends.completions, cores, ids };
+    let store = store(&config);
+    let loader = Loader { runtime, device, clock, completions: ends.completions, cores, ids, store };
     let manager = Manager::new(loader, Arc::clone(&models), ends.control.clone(), Arc::clone(&metrics));
     let managing = tokio::spawn(manager.run(config.clone(), ends.events));
 
@@ -89,11 +91,16 @@ async fn serve_until_signal(config: Config, runtime: Runtime, cores: usize) -> a
 }
 
 /// The memory of this machine, within the configured limit.
-fn host(config: &Config) -> Device {
+pub(crate) fn host(config: &Config) -> Device {
     let backing = Box::new(Host::new());
     let (limit, headroom) = (config.memory.limit.of(backing.total_bytes()), config.memory.headroom);
     tracing::info!(%limit, %headroom, margin = %backing.margin(), total = %backing.total_bytes(), "memory of the host");
     Device::new(backing, DeviceOptions { id: DeviceId(0), limit, headroom, alignment: HOST_ALIGNMENT })
+}
+
+/// Where what was measured is kept.
+pub(crate) fn store(config: &Config) -> Store {
+    Store::new(config.models.cache_folder(&|name| std::env::var_os(name)))
 }
 
 fn app_state(

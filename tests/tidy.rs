@@ -7,9 +7,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Which modules each module may name. A module that is not here is a new part of the architecture: say what it may use.
-const DIRECTIONS: [(&str, &[&str]); 17] = [
-    ("main", &["cli", "runtime", "server"]),
-    ("cli", &["config", "keys", "model", "repository", "tensor"]),
+const DIRECTIONS: [(&str, &[&str]); 18] = [
+    ("main", &["cli", "profile", "runtime", "server"]),
+    ("cli", &["config", "keys", "model", "profile", "repository", "tensor", "units"]),
+    // Measures on the same device as the server, with the same loader.
+    ("profile", &["clock", "config", "memory", "model", "repository", "runtime", "scheduler", "server", "units"]),
     (
         "server",
         &[

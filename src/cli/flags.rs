@@ -6,7 +6,7 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, Args};
 use std::path::PathBuf;
 
-/// What `serve`, `check` and `models` take.
+/// What `serve`, `check`, `models` and `profile` take.
 #[derive(Clone, Debug, Default, Args)]
 pub struct Options {
     /// The configuration file; without it, the defaults of config/concertina.toml hold
@@ -18,6 +18,10 @@ pub struct Options {
     /// The name of the model if --models is one model's own folder or file [key: models.name]
     #[arg(long, value_name = "NAME", env = "CONCERTINA_MODEL_NAME")]
     model_name: Option<String>,
+    /// The folder that keeps what was measured for the next start: a path, auto, or nothing to keep nothing [key:
+    /// models.cache]
+    #[arg(long, value_name = "PATH", env = "CONCERTINA_CACHE")]
+    cache: Option<String>,
     /// Where to listen [key: server.address]
     #[arg(long, value_name = "HOST:PORT", env = "CONCERTINA_ADDRESS")]
     address: Option<String>,
@@ -92,6 +96,7 @@ impl Options {
         let flags = [
             ("models", "models.path", &self.models),
             ("model_name", "models.name", &self.model_name),
+            ("cache", "models.cache", &self.cache),
             ("address", "server.address", &self.address),
             ("onnxruntime", "runtime.library", &self.onnxruntime),
             ("memory_limit", "memory.limit", &self.memory_limit),

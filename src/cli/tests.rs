@@ -17,7 +17,10 @@ fn graph(_: Option<&Path>, _: &Path) -> Result<Graph, String> {
 fn command(arguments: &[&str]) -> (u8, String, String) {
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let serve = |config: Config| anyhow::bail!("serving on {}", config.address);
-    let hooks = Hooks { describe: &graph, serve: &serve };
+    let measure = |_: &Config, candidate: &Candidate, rows: &[Rows]| {
+        Err(format!("measured {}/{} at {rows:?}", candidate.name, candidate.version))
+    };
+    let hooks = Hooks { describe: &graph, profile: &measure, serve: &serve };
     let arguments = std::iter::once("concertina").chain(arguments.iter().copied()).map(OsString::from);
     let code = execute(arguments, hooks, &mut out, &mut err).expect("no I/O errors");
     let text = |bytes| String::from_utf8(bytes).expect("text");
@@ -107,4 +110,30 @@ fn a_configuration_file_that_is_not_there_is_a_fault_beside_the_others() {
     let (code, out, err) = command(&["serve", "--config", "/nowhere.toml", "--log-format", "xml"]);
     assert!(code == 1 && out.is_empty(), "{out}");
     assert!(err.contains("/nowhere.toml: cannot be read: ") && err.contains("log.format = \"xml\""), "{err}");
+}
+
+#[test]
+fn profile_measures_the_version_that_is_meant_or_says_what_there_is() {
+    let root = tempfile::tempdir().expect("a temporary folder");
+    let path = root.path().to_str().expect("text");
+    for file in ["m/1/model.onnx", "m/2/model.onnx", "other.onnx"] {
+        fs::create_dir_all(root.path().join(file).parent().expect("a folder")).expect("a folder");
+        fs::write(root.path().join(file), "").expect("a file");
+    }
+    fs::create_dir_all(root.path().join("broken")).expect("a folder");
+    for (arguments, expected) in [
+        (&["m"][..], "m/2/model.onnx: measured m/2 at []\n"),
+        (&["m/1", "--set", "model.versions.policy=all", "--rows", "8,1,8"], "model.onnx: measured m/1 at [1, 8]\n"),
+        (&["other", "--rows", "3"], "other.onnx: measured other/1 at [3]\n"),
+        (&["m/1"], "'m' has no version 1 that is served; there are: 2\n"),
+        (&["n"], "; there are: m, other\n"),
+        (&["broken"], "broken: no model in this folder"),
+        (&["m/x"], "'m/x': expected MODEL or MODEL/VERSION"),
+    ] {
+        let (code, out, err) = command(&[&["profile", "--models", path], arguments].concat());
+        assert!(code == 1 && out.is_empty() && err.contains(expected), "{arguments:?}: {code} {out} {err}");
+    }
+    for bad in [&["profile"][..], &["profile", "m", "--rows", "0"], &["profile", "m", "--rows", "a"]] {
+        assert_eq!(command(bad).0, 2, "{bad:?}");
+    }
 }

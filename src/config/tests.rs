@@ -19,6 +19,7 @@ fn every_bad_value_is_refused_by_name() {
         ("models", "path = \"\"", "the path of a folder"),
         ("models", "name = \"a/b\"", "a name of 1 to 128"),
         ("models", "name = \"stats\"", "other than \"stats\""),
+        ("models", "cache = 1", "the path of a folder"),
         ("runtime", "library = 1", "a text in quotes"),
         ("runtime", "threads = 0", "\"auto\" or an integer from 1 to 1024"),
         ("runtime", "threads = \"many\"", "\"auto\" or an integer from 1 to 1024"),
@@ -150,6 +151,24 @@ fn later_layers_win_and_the_rendered_values_read_back_the_same() {
 fn a_person_at_a_terminal_does_not_wait_for_proxies() {
     let drain = Config::default().drain;
     assert_eq!([true, false].map(|terminal| drain.announce(terminal)), [0, 5].map(Duration::from_secs));
+}
+
+#[test]
+fn what_was_measured_is_kept_where_caches_are_kept() {
+    let set = |names: &'static [(&str, &str)]| {
+        move |name: &str| names.iter().find(|(known, _)| *known == name).map(|(_, value)| OsString::from(value))
+    };
+    for (cache, variables, expected) in [
+        ("auto", &[("XDG_CACHE_HOME", "/x"), ("HOME", "/h")][..], Some("/x/concertina")),
+        ("auto", &[("XDG_CACHE_HOME", ""), ("HOME", "/h")], Some("/h/.cache/concertina")),
+        ("auto", &[("XDG_CACHE_HOME", "x"), ("HOME", "h")], None),
+        ("auto", &[], None),
+        ("", &[("HOME", "/h")], None),
+        ("here", &[("HOME", "/h")], Some("here")),
+    ] {
+        let config = Config::resolve(None, &[over("models.cache", cache)]).expect("a good value");
+        assert_eq!(config.models.cache_folder(&set(variables)), expected.map(PathBuf::from), "{cache} {variables:?}");
+    }
 }
 
 #[test]

@@ -46,6 +46,12 @@ pub struct Calibration {
     pub class_dims: Vec<usize>,
     /// Elements per row over all inputs.
     pub units: u64,
+    /// What integers were that the settings do not speak of.
+    pub integers: Fill,
+    /// Why the first size that is missing did not run, if that is what ended the ladder: another time it may run.
+    pub cut_short: Option<String>,
+    /// Whether an earlier start has measured it.
+    pub from_cache: bool,
 }
 
 /// Why a model cannot be calibrated.
@@ -59,6 +65,29 @@ pub enum CalibrationError {
     DoesNotRun(String),
 }
 
+/// Why something that was measured earlier does not hold now.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum Unconfirmed {
+    /// Run memory is exact, so something is not as it was.
+    #[error("{rows} rows took {now} where they had taken {before}")]
+    Bytes {
+        /// The size.
+        rows: Rows,
+        /// What was known.
+        before: ByteSize,
+        /// What was seen.
+        now: ByteSize,
+    },
+    /// A size does not run that did.
+    #[error("{rows} rows do not run: {error}")]
+    DoesNotRun {
+        /// The size.
+        rows: Rows,
+        /// Why.
+        error: RunError,
+    },
+}
+
 /// Runs the ladder. The session's spec must be set.
 ///
 /// # Errors
@@ -66,29 +95,80 @@ pub enum CalibrationError {
 pub fn calibrate(session: &mut Session, spec: &Arc<ModelSpec>, clock: Clock) -> Result<Calibration, CalibrationError> {
     let settings = &spec.settings;
     let mut run = Runner { session, spec, clock, integers: Fill::One };
-    run.settle_fill()?;
-    if spec.batch_axis.is_some() {
-        run.confirm_batch_axis()?;
-    }
+    run.settle()?;
     let started = clock.now();
     let cap = if spec.batch_axis.is_none() { 1 } else { settings.max_batch_size.unwrap_or(AUTO_MAX_BATCH_SIZE) };
-    let mut measured: Vec<Measured> = Vec::new();
-    for rows in ladder(cap) {
-        if !measured.is_empty() && stop(&measured, clock.now().since(started), settings) {
-            break;
-        }
-        match run.measure(rows) {
-            Ok(entry) => measured.push(entry),
-            Err(_) if !measured.is_empty() => break,
-            Err(error) => return Err(CalibrationError::DoesNotRun(error.to_string())),
+    let mut calibration = run.climb(&ladder(cap), |measured| stop(measured, clock.now().since(started), settings))?;
+    if settings.max_batch_size.is_some() {
+        calibration.ladder = ladder(cap);
+    }
+    Ok(calibration)
+}
+
+/// Runs these sizes, ascending, however long that takes. The session's spec must be set.
+///
+/// # Errors
+/// See [`CalibrationError`].
+pub fn measure_sizes(
+    session: &mut Session,
+    spec: &Arc<ModelSpec>,
+    sizes: &[Rows],
+    clock: Clock,
+) -> Result<Calibration, CalibrationError> {
+    let mut run = Runner { session, spec, clock, integers: Fill::One };
+    run.settle()?;
+    let sizes = if spec.batch_axis.is_none() { &[1] } else { sizes };
+    run.climb(sizes, |_| false)
+}
+
+/// What an earlier start has measured, if the model may still be run in the same way. Nothing runs.
+///
+/// # Errors
+/// If there is no synthetic request of this model.
+pub fn recalled(
+    spec: &Arc<ModelSpec>,
+    ladder: Vec<Rows>,
+    measured: Vec<Measured>,
+    integers: Fill,
+) -> Result<Calibration, CalibrationError> {
+    let one = request(spec, 1, integers).map_err(|error| CalibrationError::DoesNotRun(error.to_string()))?;
+    let (class_dims, units) = (one.class_dims, one.units);
+    Ok(Calibration { ladder, measured, class_dims, units, integers, cut_short: None, from_cache: true })
+}
+
+/// Runs the smallest and the largest size once: their bytes must be what was measured, to the byte.
+///
+/// # Errors
+/// What is not as it was.
+pub fn confirm(
+    session: &mut Session,
+    spec: &Arc<ModelSpec>,
+    known: &Calibration,
+    clock: Clock,
+) -> Result<(), Unconfirmed> {
+    let mut run = Runner { session, spec, clock, integers: known.integers };
+    let (first, last) = (known.measured.first(), known.measured.last().filter(|_| known.measured.len() > 1));
+    for &Measured { rows, bytes: before, .. } in first.into_iter().chain(last) {
+        let (_, now) = run.run(rows).map_err(|error| Unconfirmed::DoesNotRun { rows, error })?;
+        if now != before {
+            return Err(Unconfirmed::Bytes { rows, before, now });
         }
     }
-    let one = run.request(1).map_err(|error| CalibrationError::DoesNotRun(error.to_string()))?;
-    let ladder = match settings.max_batch_size {
-        Some(_) => ladder(cap),
-        None => measured.iter().map(|entry| entry.rows).collect(),
-    };
-    Ok(Calibration { ladder, measured, class_dims: one.class_dims, units: one.units })
+    Ok(())
+}
+
+/// Runs one size so many times and answers how long they took altogether.
+///
+/// # Errors
+/// If one of them fails.
+pub fn repeat(
+    session: &mut Session,
+    spec: &Arc<ModelSpec>,
+    (size, times): (Rows, u32),
+    (integers, clock): (Fill, Clock),
+) -> Result<Duration, RunError> {
+    let mut run = Runner { session, spec, clock, integers };
+    (0..times).map(|_| run.run(size).map(|(took, _)| took)).sum()
 }
 
 /// What holds for two sessions that were measured at once: the sizes that both reached, each as slow as the slower one.
@@ -126,6 +206,36 @@ struct Runner<'a> {
 }
 
 impl Runner<'_> {
+    /// Finds out how the model runs at all.
+    fn settle(&mut self) -> Result<(), CalibrationError> {
+        self.settle_fill()?;
+        if self.spec.batch_axis.is_some() { self.confirm_batch_axis() } else { Ok(()) }
+    }
+
+    /// Measures one size after the other until one does not run or `enough` says so.
+    fn climb(&mut self, sizes: &[Rows], enough: impl Fn(&[Measured]) -> bool) -> Result<Calibration, CalibrationError> {
+        let mut measured: Vec<Measured> = Vec::new();
+        let mut cut_short = None;
+        for &rows in sizes {
+            if !measured.is_empty() && enough(&measured) {
+                break;
+            }
+            match self.measure(rows) {
+                Ok(entry) => measured.push(entry),
+                Err(error) if measured.is_empty() => return Err(CalibrationError::DoesNotRun(error.to_string())),
+                Err(error) => {
+                    cut_short = Some(format!("{rows} rows: {error}"));
+                    break;
+                }
+            }
+        }
+        let ladder = measured.iter().map(|entry| entry.rows).collect();
+        let one = request(self.spec, 1, self.integers);
+        let one = one.map_err(|error| CalibrationError::DoesNotRun(error.to_string()))?;
+        let (class_dims, units, integers) = (one.class_dims, one.units, self.integers);
+        Ok(Calibration { ladder, measured, class_dims, units, integers, cut_short, from_cache: false })
+    }
+
     /// Finds integers that the model bears.
     fn settle_fill(&mut self) -> Result<(), CalibrationError> {
         let mut fault = String::new();
@@ -171,36 +281,36 @@ impl Runner<'_> {
     }
 
     fn run(&mut self, rows: Rows) -> Result<(Duration, ByteSize), RunError> {
-        let request = Arc::new(self.request(rows)?);
+        let request = Arc::new(request(self.spec, rows, self.integers)?);
         let rows = request.rows;
         let parts = vec![BatchPart { request, start: 0, rows }];
         let batch = Batch { id: BatchId::default(), parts, bytes: ByteSize::ZERO, padded_rows: rows };
         let Ran { result, stages, bytes } = self.session.run(&batch, self.clock);
         result.map(|_| (stages.total(), bytes))
     }
+}
 
-    fn request(&self, rows: Rows) -> Result<ValidRequest, RunError> {
-        let spec = self.spec;
-        let warmup = &spec.settings.warmup;
-        let inputs = spec
-            .inputs
-            .iter()
-            .map(|input| {
-                let size = |(axis, dim): (usize, &Dim)| match dim {
-                    _ if spec.batch_axis == Some(axis) => rows as usize,
-                    Dim::Fixed(size) => *size,
-                    Dim::Symbol(name) => warmup.dims.get(name).copied().unwrap_or(warmup.default_dim),
-                    Dim::Any => warmup.default_dim,
-                };
-                let shape: Shape = input.shape.iter().enumerate().map(size).collect();
-                let fill = warmup.inputs.get(&input.name).copied();
-                let fill = fill.unwrap_or(if is_float(input.datatype) { Fill::Random } else { self.integers });
-                InputTensor { name: input.name.clone(), tensor: synthetic(input.datatype, shape, fill) }
-            })
-            .collect();
-        let request = InferRequest { inputs, ..InferRequest::default() };
-        ValidRequest::new(Arc::clone(spec), request, Rows::MAX).map_err(|fault| RunError::Model(fault.message))
-    }
+/// A synthetic request.
+fn request(spec: &Arc<ModelSpec>, rows: Rows, integers: Fill) -> Result<ValidRequest, RunError> {
+    let warmup = &spec.settings.warmup;
+    let inputs = spec
+        .inputs
+        .iter()
+        .map(|input| {
+            let size = |(axis, dim): (usize, &Dim)| match dim {
+                _ if spec.batch_axis == Some(axis) => rows as usize,
+                Dim::Fixed(size) => *size,
+                Dim::Symbol(name) => warmup.dims.get(name).copied().unwrap_or(warmup.default_dim),
+                Dim::Any => warmup.default_dim,
+            };
+            let shape: Shape = input.shape.iter().enumerate().map(size).collect();
+            let fill = warmup.inputs.get(&input.name).copied();
+            let fill = fill.unwrap_or(if is_float(input.datatype) { Fill::Random } else { integers });
+            InputTensor { name: input.name.clone(), tensor: synthetic(input.datatype, shape, fill) }
+        })
+        .collect();
+    let request = InferRequest { inputs, ..InferRequest::default() };
+    ValidRequest::new(Arc::clone(spec), request, Rows::MAX).map_err(|fault| RunError::Model(fault.message))
 }
 
 /// The run itself went well, and an output has another number of rows than went in.

@@ -38,6 +38,7 @@ pub struct Session {
     buffers: Vec<Buffer>,
     arena: Arena,
     allocator: SessionAllocator,
+    runs: u64,
 }
 
 /// What a run gave and took.
@@ -99,13 +100,19 @@ impl Session {
         let inner = allocator.bind(runtime, build)?;
         let graph = graph_of(&inner);
         let buffers = graph.inputs.iter().map(|_| Buffer::default()).collect();
-        Ok(Self { inner, graph, spec: None, buffers, arena, allocator })
+        Ok(Self { inner, graph, spec: None, buffers, arena, allocator, runs: 0 })
     }
 
     /// What the file says of itself.
     #[must_use]
     pub fn graph(&self) -> &Graph {
         &self.graph
+    }
+
+    /// Runs so far, those that failed included.
+    #[must_use]
+    pub fn runs(&self) -> u64 {
+        self.runs
     }
 
     /// Settles what the axes mean; without it nothing can run.
@@ -115,6 +122,7 @@ impl Session {
 
     /// Gathers a batch, runs it, and scatters the outputs. The batch's predicted bytes are committed before anything runs.
     pub fn run(&mut self, batch: &Batch, clock: Clock) -> Ran {
+        self.runs += 1;
         let mut stages = Stages::default();
         let ensured = self.allocator.begin_run(clock.now(), batch.bytes);
         let result = match ensured {

@@ -130,7 +130,12 @@ fn sized(ladder: Ladder<'_>, estimate: Estimate<'_>, rows: Rows, limited_by: Lim
 }
 
 /// The largest size up to `cap` whose bytes fit; bytes never fall as rows grow.
-fn largest_that_fits(ladder: Ladder<'_>, estimate: Estimate<'_>, cap: Rows, left: ByteSize) -> Result<Rows, NoRoom> {
+pub(super) fn largest_that_fits(
+    ladder: Ladder<'_>,
+    estimate: Estimate<'_>,
+    cap: Rows,
+    left: ByteSize,
+) -> Result<Rows, NoRoom> {
     if estimate.bytes(cap) <= left {
         return Ok(cap);
     }

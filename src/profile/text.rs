@@ -1,0 +1,90 @@
+//! The profile as a table.
+
+use super::{Line, MOST_ROWS, Profile};
+use crate::units::ByteSize;
+use std::fmt::Write;
+
+const HEADINGS: [&str; 7] = ["rows", "dims", "predicted", "observed", "error", "seconds", "rows/s"];
+
+pub(super) fn render(profile: &Profile) -> String {
+    let mut out = format!("{}, version {}\n", profile.model, profile.version);
+    let mut line = |name: &str, text: String| {
+        // Writing to a text does not fail.
+        let _ = writeln!(out, "  {name:<8} {text}");
+    };
+    match (profile.batch_axis, &profile.unbatched_reason) {
+        (Some(axis), _) => line("batch", format!("axis {axis}")),
+        (None, reason) => line("batch", format!("none: {}", reason.as_deref().unwrap_or("unknown"))),
+    }
+    line("layout", format!("{} with {} each", count(profile.instances, "instance"), count(profile.threads, "thread")));
+    let (weights, file) = (ByteSize(profile.weights_bytes), ByteSize(profile.file_bytes));
+    line("weights", format!("{weights} in the ledger, of a file of {file}"));
+    line("knee", knee(profile));
+    line("memory", memory(profile));
+    if let Some(reason) = &profile.cut_short {
+        line("stopped", reason.clone());
+    }
+    out.push('\n');
+    out.push_str(&table(profile));
+    out
+}
+
+fn count(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
+fn knee(profile: &Profile) -> String {
+    let within = format!("within {}% of the best rows/s", 100.0 * profile.knee_tolerance);
+    match profile.knee {
+        Some(knee) => format!("{} ({within})", rows(knee)),
+        None => format!("not known: rows/s still rise at the largest size, or too few were measured ({within})"),
+    }
+}
+
+fn memory(profile: &Profile) -> String {
+    let (free, most) = (ByteSize(profile.free_bytes), profile.max_batch_size);
+    let fits = match profile.fits_rows {
+        0 => "not enough for one row".to_owned(),
+        MOST_ROWS => format!("enough for more than {MOST_ROWS} rows in one batch"),
+        fits => format!("enough for {} in one batch", rows(fits)),
+    };
+    format!("{free} free for runs now: {fits}; the largest that was measured or set is {most}")
+}
+
+fn rows(rows: u32) -> String {
+    count(rows as usize, "row")
+}
+
+fn table(profile: &Profile) -> String {
+    let dims = profile.dims.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+    let mut cells = vec![HEADINGS.map(str::to_owned)];
+    cells.extend(profile.rows.iter().map(|line| row(line, &dims)));
+    let widths: Vec<usize> =
+        (0..HEADINGS.len()).map(|at| cells.iter().map(|row| row[at].chars().count()).max().unwrap_or(0)).collect();
+    let mut out = String::new();
+    for (index, row) in cells.iter().enumerate() {
+        let padded = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:>width$}"));
+        out.push_str(&padded.collect::<Vec<_>>().join("  "));
+        let line = index.checked_sub(1).and_then(|index| profile.rows.get(index));
+        if line.is_some_and(|line| profile.knee == Some(line.rows)) {
+            out.push_str("  <- knee");
+        }
+        out.push('\n');
+    }
+    if profile.rows.iter().any(|line| line.fitted) {
+        out.push_str("* the predictions are the scheduler's when it has seen these sizes only\n");
+    }
+    out
+}
+
+fn row(line: &Line, dims: &str) -> [String; 7] {
+    [
+        line.rows.to_string(),
+        dims.to_owned(),
+        format!("{}{}", ByteSize(line.predicted_bytes), if line.fitted { "*" } else { " " }),
+        ByteSize(line.observed_bytes).to_string(),
+        format!("{:+.2}%", line.error_percent),
+        format!("{:.6}", line.seconds),
+        format!("{:.1}", line.rows_per_second),
+    ]
+}

@@ -1,0 +1,156 @@
+//! Starting with what an earlier start has measured. Blocking.
+
+use super::Candidate;
+use super::layouts::{Layout, layouts};
+use super::load::Loader;
+use super::measure::{Measured, at_once};
+use super::store::{Entry, Key, Machine, Stored, digest, fill_of, ignored};
+use crate::model::derive::derive;
+use crate::model::settings::BatchAxis;
+use crate::runtime::calibrate;
+use crate::units::ByteSize;
+use std::sync::Arc;
+use std::time::Duration;
+
+impl Loader {
+    /// Loads a candidate as an earlier start has measured it, if it has and runs confirm it; else measures it and keeps
+    /// what was found.
+    ///
+    /// # Errors
+    /// Why it cannot be served, in words for the operator.
+    pub fn recall(&self, candidate: &Candidate) -> Result<Measured, String> {
+        let key = self.key(candidate);
+        if let Some(key) = &key
+            && let Some(stored) = self.store.read(key)
+        {
+            match self.restore(candidate, &stored) {
+                Ok(measured) => return Ok(measured),
+                Err(reason) => ignored(&self.store.path(key).unwrap_or_default(), &reason),
+            }
+        }
+        let measured = self.measure(candidate)?;
+        if let Some(stored) = key.and_then(|key| to_store(key, &measured)) {
+            self.store.write(&stored);
+        }
+        Ok(measured)
+    }
+
+    /// Keeps what was measured for the next start.
+    pub fn keep(&self, candidate: &Candidate, measured: &Measured) {
+        if let Some(stored) = self.key(candidate).and_then(|key| to_store(key, measured)) {
+            self.store.write(&stored);
+        }
+    }
+
+    /// `None` if nothing is kept, or if the file cannot be read, which loading it will say.
+    fn key(&self, candidate: &Candidate) -> Option<Key> {
+        if !self.store.is_on() {
+            return None;
+        }
+        let machine = Machine::here(self.runtime.build_info(), self.cores);
+        Some(Key::new(digest(&candidate.file).ok()?, machine, &candidate.settings))
+    }
+
+    /// Loads in the layout that was chosen, and has each session run the smallest and the largest size once.
+    fn restore(&self, candidate: &Candidate, stored: &Stored) -> Result<Measured, String> {
+        let Layout { instances, threads } = stored.layout;
+        if !layouts(&candidate.settings, self.cores).contains(&stored.layout) {
+            return Err(format!("{instances} instances with {threads} threads are not to choose from"));
+        }
+        let first = self.session(candidate, stored.layout)?;
+        let derived =
+            derive(&candidate.name, first.graph(), &candidate.settings).map_err(|faults| faults.join("; "))?;
+        let given_up = stored.batch_axis.is_none() && !matches!(candidate.settings.batch_axis, BatchAxis::Axis(_));
+        if stored.batch_axis != derived.batch_axis && !given_up {
+            return Err("its batch axis is not the model's".to_owned());
+        }
+        let mut spec = self.spec(candidate, &first, derived);
+        if stored.batch_axis.is_none() {
+            (spec.batch_axis, spec.max_batch_size) = (None, 1);
+            spec.unbatched_reason.clone_from(&stored.unbatched_reason);
+        }
+        let shared = Arc::new(spec.clone());
+        let mut sessions = vec![first];
+        for _ in 1..instances {
+            sessions.push(self.session(candidate, stored.layout)?);
+        }
+        let measured = stored.measured.iter().map(entry).collect();
+        let integers = fill_of(&stored.integers).unwrap_or_default();
+        let known = calibrate::recalled(&shared, stored.ladder.clone(), measured, integers);
+        let known = known.map_err(|error| error.to_string())?;
+        let confirmed = at_once(&mut sessions, |session| {
+            session.set_spec(Arc::clone(&shared));
+            calibrate::confirm(session, &shared, &known, self.clock)
+        });
+        confirmed.into_iter().collect::<Result<(), _>>().map_err(|error| error.to_string())?;
+        Ok(Measured { spec, layout: stored.layout, sessions, calibration: Ok(known) })
+    }
+}
+
+/// What is worth keeping: not a ladder that ended early for a reason of the moment, such as a lack of memory.
+fn to_store(key: Key, measured: &Measured) -> Option<Stored> {
+    let calibration = measured.calibration.as_ref().ok().filter(|found| found.cut_short.is_none())?;
+    let mut stored = Stored::new(key, measured.layout, calibration.integers);
+    stored.batch_axis = measured.spec.batch_axis;
+    stored.unbatched_reason.clone_from(&measured.spec.unbatched_reason);
+    stored.ladder.clone_from(&calibration.ladder);
+    let entry = |known: &calibrate::Measured| Entry {
+        rows: known.rows,
+        seconds: known.duration.as_secs_f64(),
+        bytes: known.bytes.0,
+    };
+    stored.measured = calibration.measured.iter().map(entry).collect();
+    Some(stored)
+}
+
+fn entry(stored: &Entry) -> calibrate::Measured {
+    let Entry { rows, seconds, bytes } = *stored;
+    calibrate::Measured { rows, duration: Duration::from_secs_f64(seconds), bytes: ByteSize(bytes) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::settings::Fill;
+    use crate::model::{ModelSpec, Settings};
+    use crate::runtime::Calibration;
+    use crate::runtime::calibrate::CalibrationError;
+    use crate::units::ModelId;
+
+    fn measured(calibration: Result<Calibration, CalibrationError>) -> Measured {
+        let spec = ModelSpec {
+            id: ModelId(0),
+            name: "m".to_owned(),
+            version: 1,
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+            batch_axis: Some(0),
+            unbatched_reason: None,
+            max_batch_size: 1,
+            settings: Settings::default(),
+        };
+        Measured { spec, layout: Layout { instances: 1, threads: 1 }, sessions: Vec::new(), calibration }
+    }
+
+    #[test]
+    fn only_a_whole_measurement_is_worth_keeping() {
+        let size = calibrate::Measured { rows: 1, duration: Duration::from_millis(1), bytes: ByteSize(64) };
+        let whole = Calibration {
+            ladder: vec![1],
+            measured: vec![size.clone()],
+            class_dims: Vec::new(),
+            units: 1,
+            integers: Fill::Zero,
+            cut_short: None,
+            from_cache: false,
+        };
+        let machine = Machine { runtime: String::new(), cpu: String::new(), cores: 1 };
+        let key = || Key::new(String::new(), machine.clone(), &Settings::default());
+        let cut = Calibration { cut_short: Some("2 rows: no memory".to_owned()), ..whole.clone() };
+        assert_eq!(to_store(key(), &measured(Ok(cut))), None);
+        assert_eq!(to_store(key(), &measured(Err(CalibrationError::DoesNotRun("x".to_owned())))), None);
+        let stored = to_store(key(), &measured(Ok(whole))).expect("it is whole");
+        assert_eq!((stored.check(&key()), fill_of(&stored.integers)), (Ok(()), Some(Fill::Zero)));
+        assert_eq!(stored.measured.iter().map(entry).collect::<Vec<_>>(), [size]);
+    }
+}
