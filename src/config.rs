@@ -66,6 +66,8 @@ pub struct Http {
     pub header_read_timeout: Duration,
     /// How long a client may take to send the body.
     pub body_read_timeout: Duration,
+    /// How long a connection may take to accept further bytes of an answer.
+    pub write_timeout: Duration,
     /// Open connections.
     pub max_connections: NonZeroUsize,
     /// Requests that one HTTP/2 connection may have open.
@@ -261,6 +263,7 @@ fn http(keys: &mut Keys) -> Option<Http> {
     let max_header_bytes = keys.read("http.max_header_bytes", bytes(kib(8)..=kib(1024)));
     let header_read_timeout = keys.read("http.header_read_timeout", seconds(1, 3600));
     let body_read_timeout = keys.read("http.body_read_timeout", seconds(1, 3600));
+    let write_timeout = keys.read("http.write_timeout", duration(Duration::from_millis(1)..=Duration::from_secs(3600)));
     let max_connections = keys.read("http.max_connections", count(1_000_000usize));
     let max_streams_per_connection = keys.read("http.max_streams_per_connection", count(1_000_000u32));
     let max_request_rows = keys.read("http.max_request_rows", integer(1..=1 << 24));
@@ -270,6 +273,7 @@ fn http(keys: &mut Keys) -> Option<Http> {
         max_header_bytes: max_header_bytes?,
         header_read_timeout: header_read_timeout?,
         body_read_timeout: body_read_timeout?,
+        write_timeout: write_timeout?,
         max_connections: max_connections?,
         max_streams_per_connection: max_streams_per_connection?,
         max_request_rows: max_request_rows?,

@@ -119,6 +119,7 @@ fn serve_limits(config: &Config) -> ServeLimits {
         connections: config.http.max_connections.get(),
         streams_per_connection: config.http.max_streams_per_connection.get(),
         header_read_timeout: config.http.header_read_timeout,
+        write_timeout: config.http.write_timeout,
         header_bytes: usize::try_from(config.http.max_header_bytes.0).unwrap_or(usize::MAX),
         grace: config.drain.grace,
     }

@@ -27,6 +27,7 @@ fn every_bad_value_is_refused_by_name() {
         ("http", "max_header_bytes = \"4KiB\"", "from 8.0 KiB to 1.0 MiB"),
         ("http", "header_read_timeout = 10", "a duration such as \"250ms\" or \"2s\", from 1s to 1h"),
         ("http", "body_read_timeout = \"0s\"", "a duration"),
+        ("http", "write_timeout = \"0s\"", "from 1ms to 1h"),
         ("http", "max_streams_per_connection = 0", "an integer from 1 to 1000000"),
         ("http", "max_request_rows = 0", "an integer from 1 to 16777216"),
         ("http", "max_connections = 0", "an integer from 1 to 1000000"),
