@@ -60,6 +60,8 @@ pub struct Runtime {
 pub struct Http {
     /// The largest request body.
     pub max_body_bytes: ByteSize,
+    /// The bodies of all requests inside the server together.
+    pub max_bodies_bytes: ByteSize,
     /// The largest request line and headers together.
     pub max_header_bytes: ByteSize,
     /// How long a connection may wait for the headers of a request, also between two requests.
@@ -260,6 +262,16 @@ fn read(keys: &mut Keys) -> Option<Config> {
 fn http(keys: &mut Keys) -> Option<Http> {
     let kib = |count: u64| ByteSize(count << 10);
     let max_body_bytes = keys.read("http.max_body_bytes", bytes(kib(1)..=kib(1 << 30)));
+    let max_bodies_bytes = keys.read("http.max_bodies_bytes", bytes(kib(1)..=kib(1 << 34)));
+    keys.require(
+        max_bodies_bytes.zip(max_body_bytes).map(|(all, one)| all >= one),
+        &Relation {
+            key: "http.max_bodies_bytes",
+            must_be: "at least",
+            other: "http.max_body_bytes",
+            or_else: "the largest request is always refused",
+        },
+    );
     let max_header_bytes = keys.read("http.max_header_bytes", bytes(kib(8)..=kib(1024)));
     let header_read_timeout = keys.read("http.header_read_timeout", seconds(1, 3600));
     let body_read_timeout = keys.read("http.body_read_timeout", seconds(1, 3600));
@@ -270,6 +282,7 @@ fn http(keys: &mut Keys) -> Option<Http> {
     let max_in_flight_requests = keys.read("http.max_in_flight_requests", count(1_000_000usize));
     Some(Http {
         max_body_bytes: max_body_bytes?,
+        max_bodies_bytes: max_bodies_bytes?,
         max_header_bytes: max_header_bytes?,
         header_read_timeout: header_read_timeout?,
         body_read_timeout: body_read_timeout?,

@@ -23,6 +23,7 @@ mod reader;
 pub mod serve;
 mod status;
 
+pub use body::Bodies;
 pub use error::Code;
 
 use crate::batcher::Batcher;
@@ -75,6 +76,8 @@ pub struct AppState {
     pub models: Arc<ArcSwap<Table>>,
     /// What a request may cost.
     pub limits: Limits,
+    /// The room for the bodies of all requests together.
+    pub bodies: Bodies,
     /// Where the process is in its life.
     pub phase: watch::Receiver<Phase>,
     /// Told of each request that fits its model, before anybody can refuse it for want of room.

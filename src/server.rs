@@ -4,7 +4,7 @@ use crate::batcher::{Control, Loop};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::http::serve::{ServeLimits, serve};
-use crate::http::{AppState, Limits, Phase, router};
+use crate::http::{AppState, Bodies, Limits, Phase, router};
 use crate::memory::{Backing, Device, DeviceOptions, HOST_ALIGNMENT, Host};
 use crate::metrics::Metrics;
 use crate::model::Table;
@@ -108,6 +108,7 @@ fn app_state(
             body_read_timeout: config.http.body_read_timeout,
             request_rows: config.http.max_request_rows,
         },
+        bodies: Bodies::new(config.http.max_bodies_bytes.0),
         phase,
         offered: Box::new(move |model, rows| offered.offered(&model.name, model.version, rows)),
         metrics: Box::new(move || String::from_utf8_lossy(&metrics.encode()).into_owned()),

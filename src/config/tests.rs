@@ -24,6 +24,7 @@ fn every_bad_value_is_refused_by_name() {
         ("runtime", "threads = \"many\"", "\"auto\" or an integer from 1 to 1024"),
         ("http", "max_body_bytes = 0", "a size such as \"64MiB\" or a number of bytes, from 1.0 KiB to 1.0 TiB"),
         ("http", "max_body_bytes = \"64Mib\"", "a size"),
+        ("http", "max_bodies_bytes = 1", "from 1.0 KiB to 16.0 TiB"),
         ("http", "max_header_bytes = \"4KiB\"", "from 8.0 KiB to 1.0 MiB"),
         ("http", "header_read_timeout = 10", "a duration such as \"250ms\" or \"2s\", from 1s to 1h"),
         ("http", "body_read_timeout = \"0s\"", "a duration"),
@@ -79,6 +80,10 @@ fn keys_that_contradict_each_other_are_named_together() {
         (
             "[http]\nmax_body_bytes = \"1GiB\"",
             ["model.max_queue_bytes = \"256MiB\" (default)", "http.max_body_bytes = \"1GiB\""],
+        ),
+        (
+            "[http]\nmax_bodies_bytes = \"63MiB\"",
+            ["http.max_bodies_bytes = \"63MiB\" (file c.toml)", "http.max_body_bytes = \"64MiB\""],
         ),
         ("[model.versions]\npolicy = \"specific\"", ["model.versions.versions = []", "model.versions.policy"]),
         ("[model.versions]\nversions = [1]", ["model.versions.versions = [1]", "model.versions.policy = \"latest\""]),
