@@ -17,12 +17,17 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
+/// Loads the ONNX Runtime library from this path (`None`: searched), without which no model can be read.
+pub type Library<'a> = &'a dyn Fn(Option<&Path>) -> Result<(), String>;
+
 /// Reads what an ONNX file says of itself: the path of the ONNX Runtime library (`None`: searched), then that of the file.
 pub type Describe<'a> = &'a dyn Fn(Option<&Path>, &Path) -> Result<Graph, String>;
 
 /// What the commands need from below.
 #[derive(Clone, Copy)]
 pub struct Hooks<'a> {
+    /// Makes sure that model files can be read at all.
+    pub library: Library<'a>,
     /// Reads a model file without serving it.
     pub describe: Describe<'a>,
     /// Serves until the process is told to end.
@@ -89,13 +94,14 @@ fn execute(
         }
         Command::Serve(options) | Command::Check(options) | Command::Models(options) => options,
     };
-    let config = options.resolve(matches.subcommand().map(|(_, matches)| matches));
+    let matches = matches.subcommand().map(|(_, matches)| matches);
+    let config = options.resolve(matches);
     match (cli.command, config) {
-        (Command::Check(_), Ok(config)) => check(&config, hooks.describe, out),
+        (Command::Check(_), Ok(config)) => check(&config, hooks, out),
         (Command::Check(options), Err(mut faults)) => {
             // The models are looked at all the same, by the defaults, so that one run names everything.
-            if let Ok(config) = options.resolve_repository() {
-                faults.extend(model_faults(&config, hooks.describe));
+            if let Ok(config) = options.resolve_repository(matches) {
+                faults.extend(model_faults(&config, hooks));
             }
             report::faults(&faults, out)?;
             Ok(1)
@@ -104,7 +110,7 @@ fn execute(
             report::faults(&faults, err)?;
             Ok(1)
         }
-        (Command::Models(_), Ok(config)) => models(&config, hooks.describe, out),
+        (Command::Models(_), Ok(config)) => models(&config, hooks, out),
         (_, Ok(config)) => {
             log::start(&config.log);
             let result = (hooks.serve)(config);
@@ -119,28 +125,28 @@ fn execute(
     }
 }
 
-fn check(config: &Config, describe: Describe<'_>, out: &mut dyn Write) -> io::Result<u8> {
+fn check(config: &Config, hooks: Hooks<'_>, out: &mut dyn Write) -> io::Result<u8> {
     writeln!(out, "{}", config.render())?;
-    let faults = model_faults(config, describe);
+    let faults = model_faults(config, hooks);
     report::faults(&faults, out)?;
     Ok(u8::from(!faults.is_empty()))
 }
 
 /// Everything that is wrong with the models of the repository.
-fn model_faults(config: &Config, describe: Describe<'_>) -> Vec<String> {
+fn model_faults(config: &Config, hooks: Hooks<'_>) -> Vec<String> {
     let scan = scan(&config.models.path, config);
     let mut faults: Vec<String> = scan.faults.iter().map(ToString::to_string).collect();
-    for candidate in &scan.candidates {
-        faults.extend(inspect(config, candidate, describe).err().unwrap_or_default());
+    for (_, inspected) in inspect(config, &scan.candidates, hooks, &mut faults) {
+        faults.extend(inspected.err().unwrap_or_default());
     }
     faults
 }
 
-fn models(config: &Config, describe: Describe<'_>, out: &mut dyn Write) -> io::Result<u8> {
+fn models(config: &Config, hooks: Hooks<'_>, out: &mut dyn Write) -> io::Result<u8> {
     let scan = scan(&config.models.path, config);
     let mut faults: Vec<String> = scan.faults.iter().map(ToString::to_string).collect();
-    for candidate in &scan.candidates {
-        match inspect(config, candidate, describe) {
+    for (candidate, inspected) in inspect(config, &scan.candidates, hooks, &mut faults) {
+        match inspected {
             Ok((graph, derived)) => report::model(candidate, &graph, &derived, out)?,
             Err(found) => faults.extend(found),
         }
@@ -153,12 +159,31 @@ fn models(config: &Config, describe: Describe<'_>, out: &mut dyn Write) -> io::R
 }
 
 /// What a model is, or everything that is wrong with it, each naming its file.
-fn inspect(config: &Config, candidate: &Candidate, describe: Describe<'_>) -> Result<(Graph, Derived), Vec<String>> {
-    let named = |fault: String| format!("{}: {fault}", candidate.file.display());
-    let graph = describe(config.runtime.library.as_deref(), &candidate.file).map_err(|fault| vec![named(fault)])?;
-    let derived = derive(&candidate.name, &graph, &candidate.settings)
-        .map_err(|faults| faults.into_iter().map(named).collect::<Vec<_>>())?;
-    Ok((graph, derived))
+type Inspected = Result<(Graph, Derived), Vec<String>>;
+
+/// Looks into each of these. Without the library that is one fault and not one for each model.
+fn inspect<'a>(
+    config: &Config,
+    candidates: &'a [Candidate],
+    hooks: Hooks<'_>,
+    faults: &mut Vec<String>,
+) -> Vec<(&'a Candidate, Inspected)> {
+    let library = config.runtime.library.as_deref();
+    if candidates.is_empty() {
+        return Vec::new();
+    }
+    if let Err(fault) = (hooks.library)(library) {
+        faults.push(fault);
+        return Vec::new();
+    }
+    let look = |candidate: &Candidate| {
+        let named = |fault: String| format!("{}: {fault}", candidate.file.display());
+        let graph = (hooks.describe)(library, &candidate.file).map_err(|fault| vec![named(fault)])?;
+        let derived = derive(&candidate.name, &graph, &candidate.settings);
+        let derived = derived.map_err(|faults| faults.into_iter().map(named).collect::<Vec<_>>())?;
+        Ok((graph, derived))
+    };
+    candidates.iter().map(|candidate| (candidate, look(candidate))).collect()
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ fn graph(_: Option<&Path>, _: &Path) -> Result<Graph, String> {
 fn command(arguments: &[&str]) -> (u8, String, String) {
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let serve = |config: Config| anyhow::bail!("serving on {}", config.address);
-    let hooks = Hooks { describe: &graph, serve: &serve };
+    let hooks = Hooks { library: &|_| Ok(()), describe: &graph, serve: &serve };
     let arguments = std::iter::once("concertina").chain(arguments.iter().copied()).map(OsString::from);
     let code = execute(arguments, hooks, &mut out, &mut err).expect("no I/O errors");
     let text = |bytes| String::from_utf8(bytes).expect("text");
@@ -78,6 +78,34 @@ fn check_names_faults_of_configuration_folders_and_graphs_at_once() {
         assert!(out.contains(part), "{part} in\n{out}");
     }
     assert!(out.ends_with("4 errors\n"), "{out}");
+}
+
+#[test]
+fn a_missing_library_is_one_fault_however_broken_the_rest_is() {
+    let root = tempfile::tempdir().expect("a temporary folder");
+    for name in ["a.onnx", "b.onnx"] {
+        fs::write(root.path().join(name), "").expect("a file");
+    }
+    let models = root.path().to_str().expect("text");
+    let file = root.path().join("c.toml");
+    fs::write(&file, format!("speed = 1\n[models]\npath = {models:?}\n[runtime]\nlibrary = \"/file.so\""))
+        .expect("a file");
+    let file = file.to_str().expect("text");
+    let library = |path: Option<&Path>| Err(format!("no library at {}", path.expect("a path").display()));
+    let hooks = Hooks { library: &library, describe: &graph, serve: &|_| Ok(()) };
+    for (arguments, expected) in [
+        (&["--config", file, "--set", "runtime.library=/set.so"][..], "/set.so"),
+        (&["--config", file, "--onnxruntime", "/flag.so"], "/flag.so"),
+        (&["--models", models, "--set", "speed=1", "--onnxruntime", "/flag.so"], "/flag.so"),
+        (&["--models", models, "--onnxruntime", "/flag.so"], "/flag.so"),
+    ] {
+        let mut out = Vec::new();
+        let arguments = ["concertina", "check"].iter().chain(arguments).map(OsString::from);
+        assert_eq!(execute(arguments, hooks, &mut out, &mut Vec::new()).expect("no I/O errors"), 1);
+        let out = String::from_utf8(out).expect("text");
+        assert_eq!(out.matches("no library at ").count(), 1, "{out}");
+        assert!(out.contains(&format!("error: no library at {expected}\n")), "{out}");
+    }
 }
 
 #[test]
