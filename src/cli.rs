@@ -136,7 +136,8 @@ fn check(config: &Config, hooks: Hooks<'_>, out: &mut dyn Write) -> io::Result<u
 fn model_faults(config: &Config, hooks: Hooks<'_>) -> Vec<String> {
     let scan = scan(&config.models.path, config);
     let mut faults: Vec<String> = scan.faults.iter().map(ToString::to_string).collect();
-    for (_, inspected) in inspect(config, &scan.candidates, hooks, &mut faults) {
+    let all: Vec<Candidate> = scan.candidates.into_iter().chain(scan.suspects).collect();
+    for (_, inspected) in inspect(config, &all, hooks, &mut faults) {
         faults.extend(inspected.err().unwrap_or_default());
     }
     faults
@@ -150,6 +151,10 @@ fn models(config: &Config, hooks: Hooks<'_>, out: &mut dyn Write) -> io::Result<
             Ok((graph, derived)) => report::model(candidate, &graph, &derived, out)?,
             Err(found) => faults.extend(found),
         }
+    }
+    // What is not served is not listed; its faults are.
+    for (_, inspected) in inspect(config, &scan.suspects, hooks, &mut faults) {
+        faults.extend(inspected.err().unwrap_or_default());
     }
     if scan.candidates.is_empty() && faults.is_empty() {
         writeln!(out, "no models in {}", config.models.path.display())?;

@@ -187,20 +187,19 @@ impl Config {
         config.filter(|_| faults.is_empty()).ok_or(faults)
     }
 
-    /// The settings of a model whose model.toml has this text and path, over the `[model]` section.
-    ///
-    /// # Errors
-    /// Everything that is wrong, each naming the file and the key.
-    pub fn settings(&self, file: &str, text: &str) -> Result<Settings, Vec<String>> {
-        let settings = Settings::from_toml(text, file, &self.keys.clone().table("model"))?;
+    /// The settings of a model whose model.toml has this text and path, over the `[model]` section, and everything that is
+    /// wrong with them, each naming the file and the key. Unknown keys do not keep the others from being read; a model is
+    /// served only by settings without a fault.
+    #[must_use]
+    pub fn settings(&self, file: &str, text: &str) -> (Option<Settings>, Vec<String>) {
+        let (settings, mut faults) = Settings::readable(text, file, &self.keys.clone().table("model"));
         let body = self.http.max_body_bytes;
-        if settings.max_queue_bytes < body {
-            let queue = settings.max_queue_bytes;
-            return Err(vec![format!(
+        if let Some(queue) = settings.as_ref().map(|settings| settings.max_queue_bytes).filter(|queue| *queue < body) {
+            faults.push(format!(
                 "max_queue_bytes = {queue} (file {file}): must be at least http.max_body_bytes = {body}"
-            )]);
+            ));
         }
-        Ok(settings)
+        (settings, faults)
     }
 
     /// The values that hold, as TOML that can be read back, each with where it came from.

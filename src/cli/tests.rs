@@ -64,6 +64,9 @@ fn check_names_faults_of_configuration_folders_and_graphs_at_once() {
     fs::create_dir_all(path.join("m")).expect("a folder");
     fs::write(path.join("m/model.onnx"), "").expect("a file");
     fs::write(path.join("m/model.toml"), "batch_axis = 0").expect("a file");
+    fs::create_dir_all(path.join("n")).expect("a folder");
+    fs::write(path.join("n/model.onnx"), "").expect("a file");
+    fs::write(path.join("n/model.toml"), "batch_axis = 0\nspeed = 2").expect("a file");
     let file = root.path().join("c.toml");
     fs::write(&file, format!("speed = 1\n[models]\npath = {:?}", path.to_str().expect("text"))).expect("a file");
     let file = file.to_str().expect("text");
@@ -73,11 +76,13 @@ fn check_names_faults_of_configuration_folders_and_graphs_at_once() {
         "server.address = \"nowhere\" (flag --address)",
         "speed = 1 (file",
         "empty: no model",
-        "batch_axis = 0: output 'y'",
+        "m/model.onnx: batch_axis = 0: output 'y'",
+        "n/model.onnx: batch_axis = 0: output 'y'",
+        "n/model.toml: speed = 2 (file",
     ] {
         assert!(out.contains(part), "{part} in\n{out}");
     }
-    assert!(out.ends_with("4 errors\n"), "{out}");
+    assert!(out.ends_with("6 errors\n"), "{out}");
 }
 
 #[test]
