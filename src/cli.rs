@@ -10,7 +10,7 @@ pub use flags::Options;
 
 use crate::config::Config;
 use crate::model::{Derived, Graph, derive};
-use crate::repository::{Candidate, scan};
+use crate::repository::{Candidate, Scan, scan};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -103,13 +103,9 @@ fn execute(
             if let Ok(config) = options.resolve_repository(matches) {
                 faults.extend(model_faults(&config, hooks));
             }
-            report::faults(&faults, out)?;
-            Ok(1)
+            concluded(report::faults(&faults, out), &faults)
         }
-        (_, Err(faults)) => {
-            report::faults(&faults, err)?;
-            Ok(1)
-        }
+        (_, Err(faults)) => concluded(report::faults(&faults, err), &faults),
         (Command::Models(_), Ok(config)) => models(&config, hooks, out),
         (_, Ok(config)) => {
             log::start(&config.log);
@@ -126,18 +122,25 @@ fn execute(
 }
 
 fn check(config: &Config, hooks: Hooks<'_>, out: &mut dyn Write) -> io::Result<u8> {
-    writeln!(out, "{}", config.render())?;
+    // Before anything is written: whoever reads it may go, and the exit code must still be right.
     let faults = model_faults(config, hooks);
-    report::faults(&faults, out)?;
-    Ok(u8::from(!faults.is_empty()))
+    let written = writeln!(out, "{}", config.render()).and_then(|()| report::faults(&faults, out));
+    concluded(written, &faults)
+}
+
+/// The exit code, also if nobody reads the rest of what is said.
+fn concluded(written: io::Result<()>, faults: &[String]) -> io::Result<u8> {
+    match written {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
+        _ => Ok(u8::from(!faults.is_empty())),
+    }
 }
 
 /// Everything that is wrong with the models of the repository.
 fn model_faults(config: &Config, hooks: Hooks<'_>) -> Vec<String> {
     let scan = scan(&config.models.path, config);
     let mut faults: Vec<String> = scan.faults.iter().map(ToString::to_string).collect();
-    let all: Vec<Candidate> = scan.candidates.into_iter().chain(scan.suspects).collect();
-    for (_, inspected) in inspect(config, &all, hooks, &mut faults) {
+    for (_, inspected) in inspect(config, &scan, hooks, &mut faults) {
         faults.extend(inspected.err().unwrap_or_default());
     }
     faults
@@ -146,35 +149,40 @@ fn model_faults(config: &Config, hooks: Hooks<'_>) -> Vec<String> {
 fn models(config: &Config, hooks: Hooks<'_>, out: &mut dyn Write) -> io::Result<u8> {
     let scan = scan(&config.models.path, config);
     let mut faults: Vec<String> = scan.faults.iter().map(ToString::to_string).collect();
-    for (candidate, inspected) in inspect(config, &scan.candidates, hooks, &mut faults) {
+    let mut known = Vec::new();
+    for (candidate, inspected) in inspect(config, &scan, hooks, &mut faults) {
         match inspected {
-            Ok((graph, derived)) => report::model(candidate, &graph, &derived, out)?,
+            Ok(inspected) => known.push((candidate, inspected)),
             Err(found) => faults.extend(found),
         }
     }
     // What is not served is not listed; its faults are.
-    for (_, inspected) in inspect(config, &scan.suspects, hooks, &mut faults) {
-        faults.extend(inspected.err().unwrap_or_default());
-    }
-    if scan.candidates.is_empty() && faults.is_empty() {
-        writeln!(out, "no models in {}", config.models.path.display())?;
-    }
-    report::faults(&faults, out)?;
-    Ok(u8::from(!faults.is_empty()))
+    known.retain(|(candidate, _)| scan.candidates.contains(candidate));
+    let mut write = || {
+        for (candidate, (graph, derived)) in &known {
+            report::model(candidate, graph, derived, out)?;
+        }
+        if scan.candidates.is_empty() && faults.is_empty() {
+            writeln!(out, "no models in {}", config.models.path.display())?;
+        }
+        report::faults(&faults, out)
+    };
+    concluded(write(), &faults)
 }
 
 /// What a model is, or everything that is wrong with it, each naming its file.
 type Inspected = Result<(Graph, Derived), Vec<String>>;
 
-/// Looks into each of these. Without the library that is one fault and not one for each model.
+/// Looks into everything that was found. Without the library that is one fault and not one for each model.
 fn inspect<'a>(
     config: &Config,
-    candidates: &'a [Candidate],
+    scan: &'a Scan,
     hooks: Hooks<'_>,
     faults: &mut Vec<String>,
 ) -> Vec<(&'a Candidate, Inspected)> {
     let library = config.runtime.library.as_deref();
-    if candidates.is_empty() {
+    let mut candidates = scan.candidates.iter().chain(&scan.suspects).peekable();
+    if candidates.peek().is_none() {
         return Vec::new();
     }
     if let Err(fault) = (hooks.library)(library) {
@@ -188,7 +196,7 @@ fn inspect<'a>(
         let derived = derived.map_err(|faults| faults.into_iter().map(named).collect::<Vec<_>>())?;
         Ok((graph, derived))
     };
-    candidates.iter().map(|candidate| (candidate, look(candidate))).collect()
+    candidates.map(|candidate| (candidate, look(candidate))).collect()
 }
 
 #[cfg(test)]

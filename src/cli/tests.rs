@@ -113,6 +113,36 @@ fn a_missing_library_is_one_fault_however_broken_the_rest_is() {
     }
 }
 
+/// A pipe whose reader has gone.
+struct Closed;
+
+impl Write for Closed {
+    fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+        Err(io::ErrorKind::BrokenPipe.into())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn the_exit_code_is_right_although_nobody_reads_what_is_said() {
+    let root = tempfile::tempdir().expect("a temporary folder");
+    let path = root.path().to_str().expect("text");
+    let hooks = Hooks { library: &|_| Ok(()), describe: &graph, serve: &|_| Ok(()) };
+    let code = |command: &str, more: &[&str]| {
+        let arguments =
+            ["concertina", command, "--models", path].into_iter().chain(more.iter().copied()).map(OsString::from);
+        execute(arguments, hooks, &mut Closed, &mut Closed).expect("a pipe that is closed is no error")
+    };
+    assert_eq!((code("check", &[]), code("models", &[])), (0, 0));
+    let broken = ["--set", "speed=1"];
+    assert_eq!((code("check", &broken), code("models", &broken), code("serve", &broken)), (1, 1, 1));
+    fs::create_dir_all(root.path().join("empty")).expect("a folder");
+    assert_eq!((code("check", &[]), code("models", &[])), (1, 1));
+}
+
 #[test]
 fn a_flag_of_its_own_wins_over_set() {
     let models = tempfile::tempdir().expect("a temporary folder");
