@@ -199,6 +199,35 @@ fn a_model_that_fails_says_so_and_works_again() {
     assert_eq!(as_floats(&answers[0][0]), [30.0, 40.0]);
 }
 
+/// Everything that is logged on this thread.
+#[derive(Clone, Default)]
+struct Lines(Arc<std::sync::Mutex<Vec<u8>>>);
+
+impl std::io::Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn what_a_client_did_wrong_is_not_logged() {
+    let lines = Lines::default();
+    let writer = lines.clone();
+    let subscriber = tracing_subscriber::fmt().with_writer(move || writer.clone()).finish();
+    tracing::subscriber::with_default(subscriber, || {
+        let mut model = load("fails", Some(0));
+        let bad = model.request(vec![("index", ints(&[1, 1], &[99]))]);
+        model.run(vec![(bad, 0, 1)], 0).unwrap_err();
+    });
+    let lines = lines.0.lock().unwrap();
+    assert!(lines.is_empty(), "{}", String::from_utf8_lossy(&lines));
+}
+
 #[test]
 fn what_the_whole_device_could_not_hold_is_the_models_failure_and_is_not_tried_again() {
     // 1 MiB a row: 4 TiB.
