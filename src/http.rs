@@ -1,6 +1,6 @@
 //! HTTP: the Open Inference Protocol as a skin over the batcher's handle.
 //!
-//! A request passes `edge` (request id, tracing span, panic to 500), then its route. Of the inference path, `body` reads
+//! A request passes `edge` (request id, tracing span, panic to 500, bodies left `unread`), then its route. Of the inference path, `body` reads
 //! within limits, `decode`, `reader`, `data` (with `fast`) and `binary` make an [`InferRequest`](crate::model::InferRequest) of it,
 //! [`ValidRequest`](crate::model::ValidRequest) compares it with its model, the batcher answers, `encode` writes. Every
 //! failure is an `ApiError`, and one function in `error` gives it a status. `serve` accepts connections.
@@ -22,6 +22,7 @@ mod path;
 mod reader;
 pub mod serve;
 mod status;
+mod unread;
 
 pub use body::Bodies;
 pub use error::Code;
@@ -106,6 +107,7 @@ pub struct Outcome {
 
 /// The router with all routes and middleware.
 pub fn router(state: Arc<AppState>) -> Router {
+    let edge = edge::Edge { ids: edge::RequestIds::new(), body_read_timeout: state.limits.body_read_timeout };
     Router::new()
         .route("/", get(status::alive))
         .route("/metrics", get(status::metrics))
@@ -126,5 +128,5 @@ pub fn router(state: Arc<AppState>) -> Router {
         .fallback(async || ApiError::RouteNotFound)
         .method_not_allowed_fallback(async || ApiError::MethodNotAllowed)
         .with_state(state)
-        .layer(axum::middleware::from_fn_with_state(edge::RequestIds::new(), edge::edge))
+        .layer(axum::middleware::from_fn_with_state(edge, edge::edge))
 }

@@ -1,6 +1,8 @@
-//! What surrounds every request: its id, its tracing span, and the net under a handler that panics.
+//! What surrounds every request: its id, its tracing span, the net under a handler that panics, and what becomes
+//! of a body that no handler read.
 
 use super::error::ApiError;
+use super::unread::Unread;
 use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue};
 use axum::middleware::Next;
@@ -12,6 +14,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 use tracing::Instrument as _;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -38,11 +41,19 @@ impl RequestIds {
     }
 }
 
+/// What the middleware knows.
+#[derive(Clone, Debug)]
+pub(super) struct Edge {
+    pub(super) ids: RequestIds,
+    /// How long a body may take to arrive.
+    pub(super) body_read_timeout: Duration,
+}
+
 /// The middleware around all routes.
-pub(super) async fn edge(State(ids): State<RequestIds>, request: Request, next: Next) -> Response {
+pub(super) async fn edge(State(edge): State<Edge>, request: Request, next: Next) -> Response {
     let id = match request.headers().get(REQUEST_ID) {
         Some(given) if acceptable(given.as_bytes()) => given.clone(),
-        _ => ids.next(),
+        _ => edge.ids.next(),
     };
     let span = tracing::info_span!(
         "request",
@@ -50,7 +61,9 @@ pub(super) async fn edge(State(ids): State<RequestIds>, request: Request, next: 
         method = %request.method(),
         path = request.uri().path()
     );
+    let (request, unread) = Unread::watch(request);
     let mut response = caught(next.run(request)).instrument(span).await;
+    unread.settle(&mut response, edge.body_read_timeout).await;
     response.headers_mut().insert(REQUEST_ID, id);
     response
 }

@@ -257,7 +257,7 @@ async fn bytes_that_are_not_text_have_no_json_form() {
     assert!(reply.error().0.contains("binary_data"));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn bodies_inside_the_server_are_bounded_together() {
     let (app, mut jobs) = app_with_jobs(vec![echo("m", vec![tensor("x", DataType::Uint8)])], 16);
     let sized = |bytes: usize| Body::from(format!("{GOOD}{}", " ".repeat(bytes - GOOD.len())));

@@ -83,6 +83,39 @@ async fn a_connection_lives_on_after_errors() {
     assert!(read_response(&mut stream).await.0.starts_with("http/1.1 200"));
 }
 
+#[tokio::test]
+async fn an_answer_that_ends_the_connection_says_so() {
+    let server = start(limits()).await;
+    for (line, length, status) in [
+        ("POST /v2/models/m/infer", 1 << 30, "413"),
+        ("POST /v2/health/live", 1 << 20, "405"),
+        ("GET /v2/health/live", 1 << 20, "200"),
+        ("POST /nothing", 1 << 20, "404"),
+    ] {
+        let mut stream = server.connect().await;
+        let head = format!("{line} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n");
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let (head, _) = read_response(&mut stream).await;
+        assert!(head.starts_with(&format!("http/1.1 {status}")), "{head}");
+        assert!(head.contains("connection: close"), "{line}: {head}");
+        assert!(at_end(&mut stream).await, "{line}");
+    }
+}
+
+#[tokio::test]
+async fn a_small_body_that_nobody_wants_is_read_and_the_connection_lives_on() {
+    let server = start(limits()).await;
+    let mut stream = server.connect().await;
+    for body in ["Content-Length: 5\r\n\r\n", "Transfer-Encoding: chunked\r\n\r\n5\r\n"] {
+        let head = format!("POST /v2/health/live HTTP/1.1\r\nHost: x\r\n{body}");
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let rest = if body.starts_with('T') { "12345\r\n0\r\n\r\n" } else { "12345" };
+        stream.write_all(rest.as_bytes()).await.unwrap();
+        let (head, _) = read_response(&mut stream).await;
+        assert!(head.starts_with("http/1.1 405") && !head.contains("connection: close"), "{head}");
+    }
+}
+
 trait ReplacePath {
     fn replace_path(self, path: &str) -> Vec<u8>;
 }
