@@ -13,13 +13,16 @@ pub use flags::Options;
 use crate::config::Config;
 use crate::model::{Derived, Graph, derive};
 use crate::profile::Profile;
-use crate::repository::{Candidate, scan};
+use crate::repository::{Candidate, Scan, scan};
 use crate::units::Rows;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
+
+/// Loads the ONNX Runtime library from this path (`None`: searched), without which no model can be read.
+pub type Library<'a> = &'a dyn Fn(Option<&Path>) -> Result<(), String>;
 
 /// Reads what an ONNX file says of itself: the path of the ONNX Runtime library (`None`: searched), then that of the file.
 pub type Describe<'a> = &'a dyn Fn(Option<&Path>, &Path) -> Result<Graph, String>;
@@ -30,6 +33,8 @@ pub type Measure<'a> = &'a dyn Fn(&Config, &Candidate, &[Rows]) -> Result<Profil
 /// What the commands need from below.
 #[derive(Clone, Copy)]
 pub struct Hooks<'a> {
+    /// Makes sure that model files can be read at all.
+    pub library: Library<'a>,
     /// Reads a model file without serving it.
     pub describe: Describe<'a>,
     /// Measures a model.
@@ -101,22 +106,19 @@ fn execute(
         Command::Serve(options) | Command::Check(options) | Command::Models(options) => options,
         Command::Profile(profile) => &profile.options,
     };
-    let config = options.resolve(matches.subcommand().map(|(_, matches)| matches));
+    let matches = matches.subcommand().map(|(_, matches)| matches);
+    let config = options.resolve(matches);
     match (cli.command, config) {
-        (Command::Check(_), Ok(config)) => check(&config, hooks.describe, out),
+        (Command::Check(_), Ok(config)) => check(&config, hooks, out),
         (Command::Check(options), Err(mut faults)) => {
             // The models are looked at all the same, by the defaults, so that one run names everything.
-            if let Ok(config) = options.resolve_repository() {
-                faults.extend(model_faults(&config, hooks.describe));
+            if let Ok(config) = options.resolve_repository(matches) {
+                faults.extend(model_faults(&config, hooks));
             }
-            report::faults(&faults, out)?;
-            Ok(1)
+            concluded(report::faults(&faults, out), &faults)
         }
-        (_, Err(faults)) => {
-            report::faults(&faults, err)?;
-            Ok(1)
-        }
-        (Command::Models(_), Ok(config)) => models(&config, hooks.describe, out),
+        (_, Err(faults)) => concluded(report::faults(&faults, err), &faults),
+        (Command::Models(_), Ok(config)) => models(&config, hooks, out),
         (Command::Profile(options), Ok(config)) => {
             log::start(&config.log);
             profile::profile(&options, &config, hooks.profile, (out, err))
@@ -135,46 +137,82 @@ fn execute(
     }
 }
 
-fn check(config: &Config, describe: Describe<'_>, out: &mut dyn Write) -> io::Result<u8> {
-    writeln!(out, "{}", config.render())?;
-    let faults = model_faults(config, describe);
-    report::faults(&faults, out)?;
-    Ok(u8::from(!faults.is_empty()))
+fn check(config: &Config, hooks: Hooks<'_>, out: &mut dyn Write) -> io::Result<u8> {
+    // Before anything is written: whoever reads it may go, and the exit code must still be right.
+    let faults = model_faults(config, hooks);
+    let written = writeln!(out, "{}", config.render()).and_then(|()| report::faults(&faults, out));
+    concluded(written, &faults)
+}
+
+/// The exit code, also if nobody reads the rest of what is said.
+fn concluded(written: io::Result<()>, faults: &[String]) -> io::Result<u8> {
+    match written {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
+        _ => Ok(u8::from(!faults.is_empty())),
+    }
 }
 
 /// Everything that is wrong with the models of the repository.
-fn model_faults(config: &Config, describe: Describe<'_>) -> Vec<String> {
+fn model_faults(config: &Config, hooks: Hooks<'_>) -> Vec<String> {
     let scan = scan(&config.models.path, config);
     let mut faults: Vec<String> = scan.faults.iter().map(ToString::to_string).collect();
-    for candidate in &scan.candidates {
-        faults.extend(inspect(config, candidate, describe).err().unwrap_or_default());
+    for (_, inspected) in inspect(config, &scan, hooks, &mut faults) {
+        faults.extend(inspected.err().unwrap_or_default());
     }
     faults
 }
 
-fn models(config: &Config, describe: Describe<'_>, out: &mut dyn Write) -> io::Result<u8> {
+fn models(config: &Config, hooks: Hooks<'_>, out: &mut dyn Write) -> io::Result<u8> {
     let scan = scan(&config.models.path, config);
     let mut faults: Vec<String> = scan.faults.iter().map(ToString::to_string).collect();
-    for candidate in &scan.candidates {
-        match inspect(config, candidate, describe) {
-            Ok((graph, derived)) => report::model(candidate, &graph, &derived, out)?,
+    let mut known = Vec::new();
+    for (candidate, inspected) in inspect(config, &scan, hooks, &mut faults) {
+        match inspected {
+            Ok(inspected) => known.push((candidate, inspected)),
             Err(found) => faults.extend(found),
         }
     }
-    if scan.candidates.is_empty() && faults.is_empty() {
-        writeln!(out, "no models in {}", config.models.path.display())?;
-    }
-    report::faults(&faults, out)?;
-    Ok(u8::from(!faults.is_empty()))
+    // What is not served is not listed; its faults are.
+    known.retain(|(candidate, _)| scan.candidates.contains(candidate));
+    let mut write = || {
+        for (candidate, (graph, derived)) in &known {
+            report::model(candidate, graph, derived, out)?;
+        }
+        if scan.candidates.is_empty() && faults.is_empty() {
+            writeln!(out, "no models in {}", config.models.path.display())?;
+        }
+        report::faults(&faults, out)
+    };
+    concluded(write(), &faults)
 }
 
 /// What a model is, or everything that is wrong with it, each naming its file.
-fn inspect(config: &Config, candidate: &Candidate, describe: Describe<'_>) -> Result<(Graph, Derived), Vec<String>> {
-    let named = |fault: String| format!("{}: {fault}", candidate.file.display());
-    let graph = describe(config.runtime.library.as_deref(), &candidate.file).map_err(|fault| vec![named(fault)])?;
-    let derived = derive(&candidate.name, &graph, &candidate.settings)
-        .map_err(|faults| faults.into_iter().map(named).collect::<Vec<_>>())?;
-    Ok((graph, derived))
+type Inspected = Result<(Graph, Derived), Vec<String>>;
+
+/// Looks into everything that was found. Without the library that is one fault and not one for each model.
+fn inspect<'a>(
+    config: &Config,
+    scan: &'a Scan,
+    hooks: Hooks<'_>,
+    faults: &mut Vec<String>,
+) -> Vec<(&'a Candidate, Inspected)> {
+    let library = config.runtime.library.as_deref();
+    let mut candidates = scan.candidates.iter().chain(&scan.suspects).peekable();
+    if candidates.peek().is_none() {
+        return Vec::new();
+    }
+    if let Err(fault) = (hooks.library)(library) {
+        faults.push(fault);
+        return Vec::new();
+    }
+    let look = |candidate: &Candidate| {
+        let named = |fault: String| format!("{}: {fault}", candidate.file.display());
+        let graph = (hooks.describe)(library, &candidate.file).map_err(|fault| vec![named(fault)])?;
+        let derived = derive(&candidate.name, &graph, &candidate.settings);
+        let derived = derived.map_err(|faults| faults.into_iter().map(named).collect::<Vec<_>>())?;
+        Ok((graph, derived))
+    };
+    candidates.map(|candidate| (candidate, look(candidate))).collect()
 }
 
 #[cfg(test)]

@@ -94,12 +94,16 @@ pub struct Runtime {
 pub struct Http {
     /// The largest request body.
     pub max_body_bytes: ByteSize,
+    /// The bodies of all requests inside the server together.
+    pub max_bodies_bytes: ByteSize,
     /// The largest request line and headers together.
     pub max_header_bytes: ByteSize,
     /// How long a connection may wait for the headers of a request, also between two requests.
     pub header_read_timeout: Duration,
     /// How long a client may take to send the body.
     pub body_read_timeout: Duration,
+    /// How long a connection may take to accept further bytes of an answer.
+    pub write_timeout: Duration,
     /// Open connections.
     pub max_connections: NonZeroUsize,
     /// Requests that one HTTP/2 connection may have open.
@@ -188,20 +192,19 @@ impl Config {
         config.filter(|_| faults.is_empty()).ok_or(faults)
     }
 
-    /// The settings of a model whose model.toml has this text and path, over the `[model]` section.
-    ///
-    /// # Errors
-    /// Everything that is wrong, each naming the file and the key.
-    pub fn settings(&self, file: &str, text: &str) -> Result<Settings, Vec<String>> {
-        let settings = Settings::from_toml(text, file, &self.keys.clone().table("model"))?;
+    /// The settings of a model whose model.toml has this text and path, over the `[model]` section, and everything that is
+    /// wrong with them, each naming the file and the key. Unknown keys do not keep the others from being read; a model is
+    /// served only by settings without a fault.
+    #[must_use]
+    pub fn settings(&self, file: &str, text: &str) -> (Option<Settings>, Vec<String>) {
+        let (settings, mut faults) = Settings::readable(text, file, &self.keys.clone().table("model"));
         let body = self.http.max_body_bytes;
-        if settings.max_queue_bytes < body {
-            let queue = settings.max_queue_bytes;
-            return Err(vec![format!(
+        if let Some(queue) = settings.as_ref().map(|settings| settings.max_queue_bytes).filter(|queue| *queue < body) {
+            faults.push(format!(
                 "max_queue_bytes = {queue} (file {file}): must be at least http.max_body_bytes = {body}"
-            )]);
+            ));
         }
-        Ok(settings)
+        (settings, faults)
     }
 
     /// The values that hold, as TOML that can be read back, each with where it came from; secrets are not shown.
@@ -266,18 +269,31 @@ fn read(keys: &mut Keys) -> Option<Config> {
 fn http(keys: &mut Keys) -> Option<Http> {
     let kib = |count: u64| ByteSize(count << 10);
     let max_body_bytes = keys.read("http.max_body_bytes", bytes(kib(1)..=kib(1 << 30)));
+    let max_bodies_bytes = keys.read("http.max_bodies_bytes", bytes(kib(1)..=kib(1 << 34)));
+    keys.require(
+        max_bodies_bytes.zip(max_body_bytes).map(|(all, one)| all >= one),
+        &Relation {
+            key: "http.max_bodies_bytes",
+            must_be: "at least",
+            other: "http.max_body_bytes",
+            or_else: "the largest request is always refused",
+        },
+    );
     let max_header_bytes = keys.read("http.max_header_bytes", bytes(kib(8)..=kib(1024)));
     let header_read_timeout = keys.read("http.header_read_timeout", seconds(1, 3600));
     let body_read_timeout = keys.read("http.body_read_timeout", seconds(1, 3600));
+    let write_timeout = keys.read("http.write_timeout", duration(Duration::from_millis(1)..=Duration::from_secs(3600)));
     let max_connections = keys.read("http.max_connections", count(1_000_000usize));
     let max_streams_per_connection = keys.read("http.max_streams_per_connection", count(1_000_000u32));
     let max_request_rows = keys.read("http.max_request_rows", integer(1..=1 << 24));
     let max_in_flight_requests = keys.read("http.max_in_flight_requests", count(1_000_000usize));
     Some(Http {
         max_body_bytes: max_body_bytes?,
+        max_bodies_bytes: max_bodies_bytes?,
         max_header_bytes: max_header_bytes?,
         header_read_timeout: header_read_timeout?,
         body_read_timeout: body_read_timeout?,
+        write_timeout: write_timeout?,
         max_connections: max_connections?,
         max_streams_per_connection: max_streams_per_connection?,
         max_request_rows: max_request_rows?,

@@ -1,6 +1,6 @@
 //! HTTP: the Open Inference Protocol as a skin over the batcher's handle.
 //!
-//! A request passes `edge` (request id, tracing span, panic to 500), then its route. Of the inference path, `body` reads
+//! A request passes `edge` (request id, tracing span, panic to 500, bodies left `unread`), then its route. Of the inference path, `body` reads
 //! within limits, `decode`, `reader`, `data` (with `fast`) and `binary` make an [`InferRequest`](crate::model::InferRequest) of it,
 //! [`ValidRequest`](crate::model::ValidRequest) compares it with its model, the batcher answers, `encode` writes. Every
 //! failure is an `ApiError`, and one function in `error` gives it a status. `serve` accepts connections. The routes of `admin`
@@ -24,8 +24,10 @@ mod path;
 mod reader;
 pub mod serve;
 mod status;
+mod unread;
 
 pub use admin::{Admin, ChangeMemory, MemoryChange};
+pub use body::Bodies;
 pub use error::Code;
 
 use crate::batcher::Batcher;
@@ -78,6 +80,8 @@ pub struct AppState {
     pub models: Arc<ArcSwap<Table>>,
     /// What a request may cost.
     pub limits: Limits,
+    /// The room for the bodies of all requests together.
+    pub bodies: Bodies,
     /// Where the process is in its life.
     pub phase: watch::Receiver<Phase>,
     /// Told of each request that fits its model, before anybody can refuse it for want of room.
@@ -108,7 +112,11 @@ pub struct Outcome {
 
 /// The router with all routes and middleware.
 pub fn router(state: Arc<AppState>) -> Router {
-    let edge = (edge::RequestIds::new(), state.phase.clone());
+    let edge = edge::Edge {
+        ids: edge::RequestIds::new(),
+        body_read_timeout: state.limits.body_read_timeout,
+        phase: state.phase.clone(),
+    };
     let mut router = Router::new();
     if state.admin.is_some() {
         router = router.route("/admin/memory", get(admin::read_memory).post(admin::change_memory));

@@ -1,14 +1,16 @@
 //! The `concertina` command.
 
 use concertina::cli::{self, Hooks};
-use concertina::{profile, runtime, server};
+use concertina::runtime::{self, Runtime};
+use concertina::{profile, server};
+use std::path::Path;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     // Before anything else: it changes the environment, which is safe only while there is one thread.
     runtime::prepare_process();
-    cli::run(
-        std::env::args_os(),
-        Hooks { describe: &runtime::describe, profile: &profile::measure, serve: &server::run },
-    )
+    let library = |path: Option<&Path>| Runtime::load(path).map(drop).map_err(|error| error.to_string());
+    let hooks =
+        Hooks { library: &library, describe: &runtime::describe, profile: &profile::measure, serve: &server::run };
+    cli::run(std::env::args_os(), hooks)
 }

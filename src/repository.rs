@@ -22,6 +22,9 @@ use std::path::{Path, PathBuf};
 pub struct Scan {
     /// The versions to serve, in order of name and version.
     pub candidates: Vec<Candidate>,
+    /// Versions that would be served but for a fault elsewhere in their folder: not to be loaded, but to be looked into by
+    /// whoever wants to name every fault. In the same order.
+    pub suspects: Vec<Candidate>,
     /// What is wrong, in order of path.
     pub faults: Vec<Fault>,
 }
@@ -44,6 +47,8 @@ pub struct Candidate {
 pub struct Fault {
     /// The model that is not served because of it; `None` if it concerns no one model.
     pub model: Option<String>,
+    /// The version of it that is not served, if the others are.
+    pub version: Option<u64>,
     /// Where it is.
     pub path: PathBuf,
     /// What is wrong and what was expected.
@@ -64,41 +69,43 @@ pub fn scan(path: &Path, config: &Config) -> Scan {
     for found in layout::find(path, config.models.name.as_deref(), &mut scan.faults) {
         add(found, config, &mut scan);
     }
-    scan.candidates.sort_by(|a, b| (&a.name, a.version).cmp(&(&b.name, b.version)));
+    for candidates in [&mut scan.candidates, &mut scan.suspects] {
+        candidates.sort_by(|a, b| (&a.name, a.version).cmp(&(&b.name, b.version)));
+    }
     scan.faults.sort_by(|a, b| a.path.cmp(&b.path));
     scan
 }
 
-/// Reads the settings of a model and picks its versions.
+/// Reads the settings of a model and picks its versions. What is wrong keeps the rest of the model from being served, except
+/// for versions that are not there.
 fn add(found: layout::Found, config: &Config, scan: &mut Scan) {
-    let layout::Found { name, path, settings, versions } = found;
+    let layout::Found { name, path, settings, versions, refused } = found;
+    let fault =
+        |version, path: &Path, message| Fault { model: Some(name.clone()), version, path: path.to_owned(), message };
+    let file = settings.as_deref().unwrap_or(&path);
     let text = match settings.as_ref().map(std::fs::read_to_string).transpose() {
         Ok(text) => text.unwrap_or_default(),
-        Err(error) => {
-            let path = settings.unwrap_or(path);
-            scan.faults.push(Fault { model: Some(name), path, message: format!("cannot be read: {error}") });
-            return;
-        }
+        Err(error) => return scan.faults.push(fault(None, file, format!("cannot be read: {error}"))),
     };
-    let file = settings.unwrap_or_else(|| path.clone());
-    match config.settings(&file.display().to_string(), &text) {
-        Err(faults) => {
-            let fault = |message| Fault { model: Some(name.clone()), path: file.clone(), message };
-            scan.faults.extend(faults.into_iter().map(fault));
+    let (readable, faults) = config.settings(&file.display().to_string(), &text);
+    let served = !refused && faults.is_empty();
+    scan.faults.extend(faults.into_iter().map(|message| fault(None, file, message)));
+    // By settings that say nothing, a model still shows what is wrong with its graph.
+    let settings = readable.unwrap_or_else(|| config.model.clone());
+    let (picked, missing) = layout::pick(&settings.versions, &versions);
+    for version in missing {
+        // A folder of this version without a model in it has been named already.
+        if !scan.faults.iter().any(|known| known.model.as_ref() == Some(&name) && known.version == Some(version)) {
+            scan.faults.push(fault(Some(version), file, format!("versions.versions: there is no version {version}")));
         }
-        Ok(settings) => match layout::pick(&settings.versions, &versions) {
-            Err(missing) => {
-                let message = format!("versions.versions: there is no version {missing}");
-                scan.faults.push(Fault { model: Some(name), path: file, message });
-            }
-            Ok(picked) => scan.candidates.extend(picked.into_iter().map(|(version, file)| Candidate {
-                name: name.clone(),
-                version,
-                file,
-                settings: settings.clone(),
-            })),
-        },
     }
+    let candidates = if served { &mut scan.candidates } else { &mut scan.suspects };
+    candidates.extend(picked.into_iter().map(|(version, file)| Candidate {
+        name: name.clone(),
+        version,
+        file,
+        settings: settings.clone(),
+    }));
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use crate::batcher::Loop;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::http::serve::{ServeLimits, serve};
-use crate::http::{AppState, Limits, Phase, router};
+use crate::http::{AppState, Bodies, Limits, Phase, router};
 use crate::memory::{Backing, Device, DeviceOptions, HOST_ALIGNMENT, Host};
 use crate::metrics::Metrics;
 use crate::model::Table;
@@ -119,6 +119,7 @@ fn app_state(
             body_read_timeout: config.http.body_read_timeout,
             request_rows: config.http.max_request_rows,
         },
+        bodies: Bodies::new(config.http.max_bodies_bytes.0),
         phase,
         offered: Box::new(move |model, rows| offered.offered(&model.name, model.version, rows)),
         metrics: Box::new(move || String::from_utf8_lossy(&metrics.encode()).into_owned()),
@@ -131,6 +132,7 @@ fn serve_limits(config: &Config) -> ServeLimits {
         connections: config.http.max_connections.get(),
         streams_per_connection: config.http.max_streams_per_connection.get(),
         header_read_timeout: config.http.header_read_timeout,
+        write_timeout: config.http.write_timeout,
         header_bytes: usize::try_from(config.http.max_header_bytes.0).unwrap_or(usize::MAX),
         // The last word on the grace period is the drain's; this is the backstop behind it.
         grace: config.drain.grace + 2 * drain::FLUSH,

@@ -27,6 +27,10 @@ fn check(arguments: &[&str], environment: &[(&str, &str)]) -> (i32, String) {
     inherited.for_each(|name| {
         command.env_remove(name);
     });
+    // Where set-up was told to use another library, so it is here; nothing else of the caller's environment counts.
+    if let Some(library) = std::env::var_os("CONCERTINA_ONNXRUNTIME") {
+        command.env("ORT_DYLIB_PATH", library);
+    }
     let output = command.arg("check").args(arguments).envs(environment.iter().copied()).output().expect("it starts");
     (output.status.code().expect("it ends by itself"), String::from_utf8(output.stdout).expect("text"))
 }
@@ -164,6 +168,24 @@ fn the_admin_token_is_not_printed_wherever_it_comes_from() {
         let arguments = [arguments, &["--models", &models]].concat();
         let (_, out) = check(&arguments, environment);
         assert!(out.contains(&expected) && !out.contains("S3CRET"), "{arguments:?}: {expected} in\n{out}");
+    }
+}
+
+#[test]
+fn a_broken_configuration_does_not_hide_which_library_was_named() {
+    let root = folder(&[
+        ("c.toml", "speed = 1\n[runtime]\nlibrary = \"/of/the/file.so\""),
+        ("models/a.onnx", ""),
+        ("models/b.onnx", ""),
+    ]);
+    let path = |name: &str| root.path().join(name).display().to_string();
+    let (file, models) = (path("c.toml"), path("models"));
+    let arguments = ["--config", &file, "--models", &models];
+    let variable = [("CONCERTINA_ONNXRUNTIME", "/of/the/environment.so")];
+    for (environment, expected) in [(&[][..], "/of/the/file.so"), (&variable, "/of/the/environment.so")] {
+        let (code, out) = check(&arguments, environment);
+        assert!(code == 1 && out.contains("speed = 1"), "{out}");
+        assert!(out.contains(expected) && out.matches("was not found").count() == 1, "{out}");
     }
 }
 

@@ -199,6 +199,54 @@ fn a_model_that_fails_says_so_and_works_again() {
     assert_eq!(as_floats(&answers[0][0]), [30.0, 40.0]);
 }
 
+/// Everything that is logged on this thread.
+#[derive(Clone, Default)]
+struct Lines(Arc<std::sync::Mutex<Vec<u8>>>);
+
+impl std::io::Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn what_a_client_did_wrong_is_not_logged() {
+    let lines = Lines::default();
+    let writer = lines.clone();
+    let subscriber = tracing_subscriber::fmt().with_writer(move || writer.clone()).finish();
+    tracing::subscriber::with_default(subscriber, || {
+        let mut model = load("fails", Some(0));
+        let bad = model.request(vec![("index", ints(&[1, 1], &[99]))]);
+        model.run(vec![(bad, 0, 1)], 0).unwrap_err();
+    });
+    let lines = lines.0.lock().unwrap();
+    assert!(lines.is_empty(), "{}", String::from_utf8_lossy(&lines));
+}
+
+#[test]
+fn what_the_whole_device_could_not_hold_is_the_models_failure_and_is_not_tried_again() {
+    // 1 MiB a row: 4 TiB.
+    const ROWS: Rows = 1 << 22;
+    let x = || floats(&[ROWS as usize, 1], &vec![0.0; ROWS as usize]);
+    let mut model = load("wide", None);
+    let request = model.request(vec![("x", x())]);
+    let error = model.run(vec![(request, 0, 1)], 0).unwrap_err();
+    let expected = "the model wants 4.0 TiB for this input, more than the device has (";
+    assert!(matches!(&error, RunError::Model(text) if text.starts_with(expected)), "{error}");
+    // Rows that can be divided may fit in smaller batches.
+    let mut model = load("wide", Some(0));
+    let request =
+        InferRequest { inputs: vec![InputTensor { name: "x".to_owned(), tensor: x() }], ..Default::default() };
+    let request = Arc::new(ValidRequest::new(Arc::clone(&model.spec), request, ROWS).unwrap());
+    let error = model.run(vec![(request, 0, ROWS)], 0).unwrap_err();
+    assert!(matches!(error, RunError::OutOfMemory { .. }), "{error}");
+}
+
 #[test]
 fn an_output_without_the_batch_is_found_by_running() {
     for name in ["bad_output_fixed", "bad_output_symbolic", "nonzero"] {

@@ -75,21 +75,28 @@ impl Options {
         }
     }
 
-    /// The defaults with the repository that the flags or the file name: what models are checked by when the configuration
-    /// is broken.
-    pub(super) fn resolve_repository(&self) -> Result<Config, Vec<String>> {
-        let file = self.config.as_ref().and_then(|path| std::fs::read_to_string(path).ok());
-        let from_file = |key: &str| {
-            let table: toml::Table = file.as_ref()?.parse().ok()?;
-            table.get("models")?.get(key)?.as_str().map(str::to_owned)
-        };
-        let given = |flag: &Option<String>, key: &str| {
-            let value = flag.clone().filter(|value| !value.is_empty()).or_else(|| from_file(key))?;
-            Some(Override { key: format!("models.{key}"), value, origin: Origin::Flag("--models".to_owned()) })
-        };
-        let overrides: Vec<Override> =
-            [given(&self.models, "path"), given(&self.model_name, "name")].into_iter().flatten().collect();
+    /// The defaults with the repository and the library that flags, environment and file name: what models are checked by
+    /// when the configuration is broken.
+    pub(super) fn resolve_repository(&self, matches: Option<&ArgMatches>) -> Result<Config, Vec<String>> {
+        const NEEDED: [&str; 3] = ["models.path", "models.name", "runtime.library"];
+        let mut overrides = self.from_file(&NEEDED);
+        overrides.extend(self.overrides(matches).into_iter().filter(|given| NEEDED.contains(&given.key.as_str())));
         Config::resolve(None, &overrides)
+    }
+
+    /// What the file says of these keys, if it can be read so far.
+    fn from_file(&self, keys: &[&str]) -> Vec<Override> {
+        let Some(path) = &self.config else { return Vec::new() };
+        let table = std::fs::read_to_string(path).ok().and_then(|text| text.parse::<toml::Table>().ok());
+        let value = |key: &str| {
+            let (section, name) = key.split_once('.')?;
+            table.as_ref()?.get(section)?.get(name)?.as_str().map(str::to_owned)
+        };
+        let origin = Origin::File(path.display().to_string());
+        let given = keys
+            .iter()
+            .filter_map(|key| Some(Override { key: (*key).to_owned(), value: value(key)?, origin: origin.clone() }));
+        given.collect()
     }
 
     fn overrides(&self, matches: Option<&ArgMatches>) -> Vec<Override> {

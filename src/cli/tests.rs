@@ -14,13 +14,18 @@ fn graph(_: Option<&Path>, _: &Path) -> Result<Graph, String> {
 }
 
 /// The exit code and both streams.
+/// Nothing is measured here.
+fn unmeasured(_: &Config, _: &Candidate, _: &[Rows]) -> Result<Profile, String> {
+    Err("not measured".to_owned())
+}
+
 fn command(arguments: &[&str]) -> (u8, String, String) {
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let serve = |config: Config| anyhow::bail!("serving on {}", config.address);
     let measure = |_: &Config, candidate: &Candidate, rows: &[Rows]| {
         Err(format!("measured {}/{} at {rows:?}", candidate.name, candidate.version))
     };
-    let hooks = Hooks { describe: &graph, profile: &measure, serve: &serve };
+    let hooks = Hooks { library: &|_| Ok(()), describe: &graph, profile: &measure, serve: &serve };
     let arguments = std::iter::once("concertina").chain(arguments.iter().copied()).map(OsString::from);
     let code = execute(arguments, hooks, &mut out, &mut err).expect("no I/O errors");
     let text = |bytes| String::from_utf8(bytes).expect("text");
@@ -67,6 +72,9 @@ fn check_names_faults_of_configuration_folders_and_graphs_at_once() {
     fs::create_dir_all(path.join("m")).expect("a folder");
     fs::write(path.join("m/model.onnx"), "").expect("a file");
     fs::write(path.join("m/model.toml"), "batch_axis = 0").expect("a file");
+    fs::create_dir_all(path.join("n")).expect("a folder");
+    fs::write(path.join("n/model.onnx"), "").expect("a file");
+    fs::write(path.join("n/model.toml"), "batch_axis = 0\nspeed = 2").expect("a file");
     let file = root.path().join("c.toml");
     fs::write(&file, format!("speed = 1\n[models]\npath = {:?}", path.to_str().expect("text"))).expect("a file");
     let file = file.to_str().expect("text");
@@ -76,11 +84,71 @@ fn check_names_faults_of_configuration_folders_and_graphs_at_once() {
         "server.address = \"nowhere\" (flag --address)",
         "speed = 1 (file",
         "empty: no model",
-        "batch_axis = 0: output 'y'",
+        "m/model.onnx: batch_axis = 0: output 'y'",
+        "n/model.onnx: batch_axis = 0: output 'y'",
+        "n/model.toml: speed = 2 (file",
     ] {
         assert!(out.contains(part), "{part} in\n{out}");
     }
-    assert!(out.ends_with("4 errors\n"), "{out}");
+    assert!(out.ends_with("6 errors\n"), "{out}");
+}
+
+#[test]
+fn a_missing_library_is_one_fault_however_broken_the_rest_is() {
+    let root = tempfile::tempdir().expect("a temporary folder");
+    for name in ["a.onnx", "b.onnx"] {
+        fs::write(root.path().join(name), "").expect("a file");
+    }
+    let models = root.path().to_str().expect("text");
+    let file = root.path().join("c.toml");
+    fs::write(&file, format!("speed = 1\n[models]\npath = {models:?}\n[runtime]\nlibrary = \"/file.so\""))
+        .expect("a file");
+    let file = file.to_str().expect("text");
+    let library = |path: Option<&Path>| Err(format!("no library at {}", path.expect("a path").display()));
+    let hooks = Hooks { library: &library, describe: &graph, profile: &unmeasured, serve: &|_| Ok(()) };
+    for (arguments, expected) in [
+        (&["--config", file, "--set", "runtime.library=/set.so"][..], "/set.so"),
+        (&["--config", file, "--onnxruntime", "/flag.so"], "/flag.so"),
+        (&["--models", models, "--set", "speed=1", "--onnxruntime", "/flag.so"], "/flag.so"),
+        (&["--models", models, "--onnxruntime", "/flag.so"], "/flag.so"),
+    ] {
+        let mut out = Vec::new();
+        let arguments = ["concertina", "check"].iter().chain(arguments).map(OsString::from);
+        assert_eq!(execute(arguments, hooks, &mut out, &mut Vec::new()).expect("no I/O errors"), 1);
+        let out = String::from_utf8(out).expect("text");
+        assert_eq!(out.matches("no library at ").count(), 1, "{out}");
+        assert!(out.contains(&format!("error: no library at {expected}\n")), "{out}");
+    }
+}
+
+/// A pipe whose reader has gone.
+struct Closed;
+
+impl Write for Closed {
+    fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+        Err(io::ErrorKind::BrokenPipe.into())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn the_exit_code_is_right_although_nobody_reads_what_is_said() {
+    let root = tempfile::tempdir().expect("a temporary folder");
+    let path = root.path().to_str().expect("text");
+    let hooks = Hooks { library: &|_| Ok(()), describe: &graph, profile: &unmeasured, serve: &|_| Ok(()) };
+    let code = |command: &str, more: &[&str]| {
+        let arguments =
+            ["concertina", command, "--models", path].into_iter().chain(more.iter().copied()).map(OsString::from);
+        execute(arguments, hooks, &mut Closed, &mut Closed).expect("a pipe that is closed is no error")
+    };
+    assert_eq!((code("check", &[]), code("models", &[])), (0, 0));
+    let broken = ["--set", "speed=1"];
+    assert_eq!((code("check", &broken), code("models", &broken), code("serve", &broken)), (1, 1, 1));
+    fs::create_dir_all(root.path().join("empty")).expect("a folder");
+    assert_eq!((code("check", &[]), code("models", &[])), (1, 1));
 }
 
 #[test]

@@ -65,7 +65,7 @@ pub(super) async fn change_memory(State(state): State<Arc<AppState>>, request: R
     // First of all: strangers get no byte of theirs read.
     let admin = authorized(&state, &parts.headers)?;
     let limits = Limits { body_bytes: MAX_BODY_BYTES.min(state.limits.body_bytes), ..state.limits.clone() };
-    let body = body::read(&parts.headers, body, &limits).await?;
+    let (body, _room) = body::read(&parts.headers, body, &limits, &state.bodies).await?;
     let change = memory_change(&body.to_contiguous())?;
     (admin.change)(&change).map(|memory| json_response(&memory)).map_err(ApiError::invalid)
 }

@@ -12,26 +12,79 @@ use http_body_util::BodyExt as _;
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// From this many parts on, small frames are joined: a body of one-byte chunks must not cost a slice for each of them.
 const JOIN_AFTER_PARTS: usize = 16;
 /// Frames below this size are small.
 const SMALL_FRAME: usize = 4096;
 
-/// Reads a whole body. Reading stops at the limit; a body that announces more is not read at all.
-pub(super) async fn read(headers: &HeaderMap, body: Body, limits: &Limits) -> Result<Chunks, ApiError> {
+/// The unit in which bodies are counted: a semaphore has room for any number of bytes then, and a request for any body.
+const UNIT: u64 = 1024;
+
+/// Bounds the bytes of all request bodies inside the server together.
+#[derive(Clone, Debug)]
+pub struct Bodies {
+    units: Arc<Semaphore>,
+}
+
+impl Bodies {
+    /// Room for so many bytes, in whole KiB.
+    #[must_use]
+    pub fn new(bytes: u64) -> Self {
+        let units = usize::try_from(bytes / UNIT).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
+        Self { units: Arc::new(Semaphore::new(units)) }
+    }
+
+    /// Room for one body, if it is there now.
+    fn admit(&self, bytes: u64) -> Result<Room, ApiError> {
+        let permit = Arc::clone(&self.units).try_acquire_many_owned(units(bytes)).map_err(|_| ApiError::BodiesFull)?;
+        Ok(Room { permit })
+    }
+}
+
+fn units(bytes: u64) -> u32 {
+    u32::try_from(bytes.div_ceil(UNIT)).unwrap_or(u32::MAX)
+}
+
+/// The room that a body takes up, until it is dropped.
+#[derive(Debug)]
+pub(super) struct Room {
+    permit: OwnedSemaphorePermit,
+}
+
+impl Room {
+    /// Gives back what a body of so many bytes does not need.
+    fn shrink(&mut self, bytes: u64) {
+        drop(self.permit.split(self.permit.num_permits().saturating_sub(units(bytes) as usize)));
+    }
+}
+
+/// Reads a whole body, and says what room it takes up until its request is answered. Reading stops at the limit; a body that
+/// announces more, or for which there is no room, is not read at all.
+pub(super) async fn read(
+    headers: &HeaderMap,
+    body: Body,
+    limits: &Limits,
+    bodies: &Bodies,
+) -> Result<(Chunks, Room), ApiError> {
     let limit = limits.body_bytes;
-    if body.size_hint().lower() > limit as u64 {
+    let announced = body.size_hint();
+    if announced.lower() > limit as u64 {
         return Err(ApiError::BodyTooLarge { limit });
     }
+    // A body that does not say how long it is may become as long as the limit.
+    let mut room = bodies.admit(announced.upper().map_or(limit as u64, |upper| upper.min(limit as u64)))?;
     let chunks = match tokio::time::timeout(limits.body_read_timeout, collect(body, limit)).await {
         Ok(chunks) => chunks?,
         Err(_) => return Err(ApiError::BodyTimeout { limit: limits.body_read_timeout }),
     };
+    room.shrink(chunks.len() as u64);
     // Refused only now that the body is read, so that the connection can go on.
     match headers.get(CONTENT_ENCODING).map(|value| value.to_str().unwrap_or("?")) {
-        None | Some("" | "identity") => Ok(chunks),
+        None | Some("" | "identity") => Ok((chunks, room)),
         Some(other) => Err(ApiError::Encoding(other.to_owned())),
     }
 }

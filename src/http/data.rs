@@ -90,6 +90,34 @@ fn strings(reader: &mut Reader<'_>, elements: usize, input: usize) -> Result<Vec
     Ok(out)
 }
 
+/// The text with each bare `Inf` as `Infinity`, which is what the parser knows; `None` if there is none.
+#[cold]
+pub(super) fn spelt_out(text: &[u8]) -> Option<Vec<u8>> {
+    const SHORT: &[u8] = b"Inf";
+    const REST: &[u8] = b"inity";
+    let mut out = Vec::new();
+    let mut copied = 0;
+    let (mut quoted, mut escaped) = (false, false);
+    for (at, &byte) in text.iter().enumerate() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if quoted => escaped = true,
+            b'"' => quoted = !quoted,
+            b'I' if !quoted => {
+                let end = at + SHORT.len();
+                if text[at..].starts_with(SHORT) && !text[end..].starts_with(REST) {
+                    out.extend_from_slice(&text[copied..end]);
+                    out.extend_from_slice(REST);
+                    copied = end;
+                }
+            }
+            _ => {}
+        }
+    }
+    out.extend_from_slice(&text[copied..]);
+    (copied > 0).then_some(out)
+}
+
 fn bool(json: &mut Jiter<'_>, peek: Peek) -> Result<bool, Fault> {
     match peek {
         Peek::True | Peek::False => json.known_bool(peek).map_err(Fault::Broken),
@@ -193,5 +221,20 @@ fn values_of(datatype: DataType) -> &'static str {
         DataType::Int64 => "an integer from -9223372036854775808 to 9223372036854775807",
         DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64 => "a number",
         DataType::Bytes => "a string",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_bare_short_infinities_are_spelt_out() {
+        let text = |text: &str| spelt_out(text.as_bytes()).map(|out| String::from_utf8(out).unwrap());
+        assert_eq!(text("[Inf,-Inf, [Inf] ,Infinity]").unwrap(), "[Infinity,-Infinity, [Infinity] ,Infinity]");
+        assert_eq!(text(r#"{"Inf":"\"Inf","x":Inf}"#).unwrap(), r#"{"Inf":"\"Inf","x":Infinity}"#);
+        for none in ["", "In", "[Infinity,-Infinity]", r#"["Inf","a\\","Inf"]"#, "[1, I]"] {
+            assert_eq!(text(none), None, "{none}");
+        }
     }
 }

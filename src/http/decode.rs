@@ -34,7 +34,15 @@ impl Forms {
 /// Decodes a body of which the first `json_len` bytes are JSON and the rest binary tensors.
 pub(super) fn decode(body: &Chunks, json_len: usize) -> Result<Decoded, ApiError> {
     let head = body.slice(0..json_len).to_contiguous();
-    let mut reader = Reader::new(&head);
+    // Few clients write `Inf`, and only theirs are read a second time.
+    decode_head(&head, body, json_len).or_else(|fault| match data::spelt_out(&head) {
+        Some(head) => decode_head(&head, body, json_len),
+        None => Err(fault),
+    })
+}
+
+fn decode_head(head: &[u8], body: &Chunks, json_len: usize) -> Result<Decoded, ApiError> {
+    let mut reader = Reader::new(head);
     let mut parsed = Parsed::default();
     reader.object(&"the request", Key::of, |reader, key| parsed.read(reader, key))?;
     reader.finish()?;
@@ -42,7 +50,7 @@ pub(super) fn decode(body: &Chunks, json_len: usize) -> Result<Decoded, ApiError
     let mut tail = Tail { body, offset: json_len };
     let mut request = parsed.request;
     for (index, input) in inputs.into_iter().enumerate() {
-        request.inputs.push(input.finish(&head, &mut tail, index)?);
+        request.inputs.push(input.finish(head, &mut tail, index)?);
     }
     tail.finish()?;
     Ok(Decoded { request, forms: parsed.forms })

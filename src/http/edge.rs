@@ -1,7 +1,9 @@
-//! What surrounds every request: its id, its tracing span, and the net under a handler that panics.
+//! What surrounds every request: its id, its tracing span, the net under a handler that panics, and what becomes
+//! of a body that no handler read.
 
 use super::Phase;
 use super::error::ApiError;
+use super::unread::Unread;
 use axum::extract::{Request, State};
 use axum::http::header::CONNECTION;
 use axum::http::{HeaderName, HeaderValue, Version};
@@ -14,6 +16,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 use tokio::sync::watch;
 use tracing::Instrument as _;
 
@@ -41,16 +44,22 @@ impl RequestIds {
     }
 }
 
+/// What the middleware knows.
+#[derive(Clone, Debug)]
+pub(super) struct Edge {
+    pub(super) ids: RequestIds,
+    /// How long a body may take to arrive.
+    pub(super) body_read_timeout: Duration,
+    /// Where the process is in its life.
+    pub(super) phase: watch::Receiver<Phase>,
+}
+
 /// The middleware around all routes.
-pub(super) async fn edge(
-    State((ids, phase)): State<(RequestIds, watch::Receiver<Phase>)>,
-    request: Request,
-    next: Next,
-) -> Response {
+pub(super) async fn edge(State(edge): State<Edge>, request: Request, next: Next) -> Response {
     let version = request.version();
     let id = match request.headers().get(REQUEST_ID) {
         Some(given) if acceptable(given.as_bytes()) => given.clone(),
-        _ => ids.next(),
+        _ => edge.ids.next(),
     };
     let span = tracing::info_span!(
         "request",
@@ -58,10 +67,12 @@ pub(super) async fn edge(
         method = %request.method(),
         path = request.uri().path()
     );
+    let (request, unread) = Unread::watch(request);
     let mut response = caught(next.run(request)).instrument(span).await;
+    unread.settle(&mut response, edge.body_read_timeout).await;
     response.headers_mut().insert(REQUEST_ID, id);
     // From the announcement on kept connections are given up one by one, so that their clients find another server.
-    if *phase.borrow() > Phase::Serving && version <= Version::HTTP_11 {
+    if *edge.phase.borrow() > Phase::Serving && version <= Version::HTTP_11 {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
     response

@@ -109,6 +109,8 @@ pub(super) enum ApiError {
     BodyTooLarge { limit: usize },
     #[error("the body did not arrive within {} s; send it faster, or raise the server's limit", limit.as_secs_f64())]
     BodyTimeout { limit: Duration },
+    #[error("the requests inside the server hold as many bytes as it takes; try again later")]
+    BodiesFull,
     #[error("content encoding '{0}' is not supported; send the body as it is")]
     Encoding(String),
     #[error("model '{model}' is not known; GET /v2/models lists the models")]
@@ -193,7 +195,7 @@ impl ApiError {
             // Its body was not read.
             Self::Unauthorized => Wire { close: true, ..of(S::UNAUTHORIZED, Code::Unauthorized) },
             Self::Internal => of(S::INTERNAL_SERVER_ERROR, Code::Internal),
-            Self::Infer(InferError::Overloaded) => retry(Code::Overloaded, RETRY_LATER),
+            Self::BodiesFull | Self::Infer(InferError::Overloaded) => retry(Code::Overloaded, RETRY_LATER),
             Self::Infer(InferError::Closed) => Wire { close: true, ..retry(Code::Unavailable, RETRY_LATER) },
             Self::Infer(InferError::Model(_)) => of(S::INTERNAL_SERVER_ERROR, Code::DeviceError),
             Self::Infer(InferError::Rejected(rejection)) => match *rejection {
@@ -265,6 +267,7 @@ mod tests {
             (ApiError::BodyBroken("x".into()), 400, "invalid_request", None),
             (ApiError::BodyTooLarge { limit: 1 }, 413, "body_too_large", None),
             (ApiError::BodyTimeout { limit: second }, 408, "body_timeout", None),
+            (ApiError::BodiesFull, 503, "overloaded", Some("2")),
             (ApiError::Encoding("br".into()), 415, "unsupported_encoding", None),
             (ApiError::ModelNotFound { model: "m".into() }, 404, "model_not_found", None),
             (ApiError::VersionNotFound { model: "m".into(), version: 2 }, 404, "model_not_found", None),

@@ -35,7 +35,7 @@ async fn answer(
 ) -> Result<Response, ApiError> {
     let (parts, body) = request.into_parts();
     // First of all, so that the connection can go on after whatever error.
-    let body = body::read(&parts.headers, body, &state.limits).await?;
+    let (body, _room) = body::read(&parts.headers, body, &state.limits, &state.bodies).await?;
     let model = path?.ready(state)?;
     outcome.model = Some(Arc::clone(&model));
     let Decoded { mut request, forms } = match binary::framing(&parts.headers, body.len())? {

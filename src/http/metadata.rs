@@ -98,7 +98,7 @@ pub(super) async fn repository_index(
     request: Request,
 ) -> Result<Response, ApiError> {
     let (parts, body) = request.into_parts();
-    let body = body::read(&parts.headers, body, &state.limits).await?;
+    let (body, _room) = body::read(&parts.headers, body, &state.limits, &state.bodies).await?;
     let only_ready = only_ready(&body.to_contiguous())?;
     let table = state.models.load();
     let versions = table.models.iter().flat_map(|(name, versions)| versions.iter().map(move |entry| (name, entry)));

@@ -30,7 +30,7 @@ impl<S: Send + Sync> FromRequestParts<S> for ModelPath {
             Path::from_request_parts(parts, state).await.map_err(|_| ApiError::RouteNotFound)?;
         let version = match version {
             None => None,
-            Some(text) if text.bytes().all(|byte| byte.is_ascii_digit()) => {
+            Some(text) if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) => {
                 Some(text.parse().map_err(|_| ApiError::invalid(format!("version {text} is too large a number")))?)
             }
             Some(_) => return Err(ApiError::RouteNotFound),

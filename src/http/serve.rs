@@ -13,6 +13,7 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio_io_timeout::TimeoutStream;
 
 /// How long to wait after an accept that failed for want of something (file descriptors, memory).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -31,6 +32,8 @@ pub struct ServeLimits {
     /// How long a client may take to send the head of a request. A kept-alive connection without a request is closed after
     /// the same time.
     pub header_read_timeout: Duration,
+    /// How long a connection may take to accept further bytes of an answer; then it is closed.
+    pub write_timeout: Duration,
     /// The most bytes in the head of a request; at least 8192. Also bounds what is read or written in one go.
     pub header_bytes: usize,
     /// How long connections may take to finish once the server is closing.
@@ -90,6 +93,7 @@ fn accepted_connection(
         server: Arc::clone(server),
         router: router.clone(),
         first_request_within: limits.header_read_timeout,
+        write_timeout: limits.write_timeout,
         phase: phase.clone(),
     }
 }
@@ -136,6 +140,7 @@ struct Connection {
     server: Arc<auto::Builder<TokioExecutor>>,
     router: Router,
     first_request_within: Duration,
+    write_timeout: Duration,
     phase: watch::Receiver<Phase>,
 }
 
@@ -152,7 +157,11 @@ impl Connection {
             seen.store(true, Ordering::Relaxed);
             tower::ServiceExt::oneshot(router.clone(), request)
         });
-        let connection = self.server.serve_connection(TokioIo::new(stream), TowerToHyperService::new(service));
+        // A client that does not read must not hold its connection, and the answer in it, for ever.
+        let mut stream = TimeoutStream::new(stream);
+        stream.set_write_timeout(Some(self.write_timeout));
+        let connection =
+            self.server.serve_connection(TokioIo::new(Box::pin(stream)), TowerToHyperService::new(service));
         let mut connection = std::pin::pin!(connection);
         // hyper's own timeout begins only once it knows which version the client speaks.
         let mut first = std::pin::pin!(tokio::time::sleep(self.first_request_within));

@@ -6,6 +6,10 @@ use crate::units::{ByteSize, Rows};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// A tensor without elements costs its client nothing, yet each of its dimensions may become an allocation of the model's:
+/// their product, zeros aside, is at most this.
+const MAX_EMPTY_SPAN: usize = 1 << 24;
+
 /// One input tensor as a request names it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InputTensor {
@@ -152,6 +156,9 @@ fn check_tensor(model: &ModelSpec, spec: &TensorSpec, tensor: &Tensor) -> Result
     let elements = element_count(&tensor.shape).ok_or_else(|| {
         InvalidRequest::new(format!("input '{name}' has shape {:?}: too many elements to count", tensor.shape))
     })?;
+    if elements == 0 {
+        check_span(name, &tensor.shape)?;
+    }
     match spec.datatype.size() {
         Some(size) if elements.checked_mul(size) == Some(tensor.data.len()) => Ok(()),
         Some(size) => Err(InvalidRequest::new(format!(
@@ -163,6 +170,18 @@ fn check_tensor(model: &ModelSpec, spec: &TensorSpec, tensor: &Tensor) -> Result
         ))),
         None => check_strings(name, &tensor.data, elements),
     }
+}
+
+/// Bounds the dimensions of a tensor without elements. Those of any other are bounded by its data, to less than an `i64`.
+fn check_span(name: &str, shape: &[usize]) -> Result<(), InvalidRequest> {
+    let span = shape.iter().try_fold(1usize, |span, &dim| span.checked_mul(dim.max(1)));
+    if span.is_some_and(|span| span <= MAX_EMPTY_SPAN) {
+        return Ok(());
+    }
+    Err(InvalidRequest::new(format!(
+        "input '{name}' has shape {shape:?}, which holds no elements; make the product of its other dimensions at most \
+         {MAX_EMPTY_SPAN}"
+    )))
 }
 
 /// Whether BYTES data is whole and has as many elements as its shape says.

@@ -115,11 +115,17 @@ impl Settings {
     /// # Errors
     /// Everything that is wrong, each naming the file and the key.
     pub fn from_toml(text: &str, file: &str, defaults: &Keys) -> Result<Self, Vec<String>> {
+        let (settings, faults) = Self::readable(text, file, defaults);
+        settings.filter(|_| faults.is_empty()).ok_or(faults)
+    }
+
+    /// As [`Settings::from_toml`], with what can be read although something is wrong, such as an unknown key.
+    #[must_use]
+    pub fn readable(text: &str, file: &str, defaults: &Keys) -> (Option<Self>, Vec<String>) {
         let mut keys = defaults.clone().outermost();
         keys.overlay(text, &Origin::File(file.to_owned()));
         let settings = read::model(&mut keys);
-        let faults = keys.finish();
-        settings.filter(|_| faults.is_empty()).ok_or(faults)
+        (settings, keys.finish())
     }
 
     /// The `[model]` keys of config/concertina.toml.

@@ -22,6 +22,8 @@ pub(super) struct Found {
     /// Its model.toml, if there is one.
     pub(super) settings: Option<PathBuf>,
     pub(super) versions: BTreeMap<u64, PathBuf>,
+    /// Whether a fault of the folder as a whole keeps it from being served.
+    pub(super) refused: bool,
 }
 
 /// The models at `path`. `name` is what a person calls the model if `path` is one model's own folder or file.
@@ -33,7 +35,7 @@ pub(super) fn find(path: &Path, name: Option<&str>, faults: &mut Vec<Fault>) -> 
     let entries = match list(path) {
         Ok(entries) => entries,
         Err(message) => {
-            faults.push(Fault { model: name.map(str::to_owned), path: path.to_owned(), message });
+            faults.push(Fault { model: name.map(str::to_owned), version: None, path: path.to_owned(), message });
             return Vec::new();
         }
     };
@@ -41,7 +43,7 @@ pub(super) fn find(path: &Path, name: Option<&str>, faults: &mut Vec<Fault>) -> 
         for inner in entries.iter().filter(|entry| entry.is_dir() && version(entry).is_none() && holds_model(entry)) {
             let message =
                 format!("not served, as {} is one model's own folder: move {MODEL} out of it", path.display());
-            faults.push(Fault { model: None, path: inner.clone(), message });
+            faults.push(Fault { model: None, version: None, path: inner.clone(), message });
         }
         // "." and "models/.." have no name of their own.
         let own = || fs::canonicalize(path).ok().as_deref().and_then(file_name);
@@ -59,15 +61,15 @@ pub(super) fn find(path: &Path, name: Option<&str>, faults: &mut Vec<Fault>) -> 
     without_doubles(found, faults)
 }
 
-/// The versions that a policy picks, or the first one that it names and that is not there.
-pub(super) fn pick(policy: &VersionPolicy, versions: &BTreeMap<u64, PathBuf>) -> Result<Vec<(u64, PathBuf)>, u64> {
+/// The versions that a policy picks, and those that it names and that are not there.
+pub(super) fn pick(policy: &VersionPolicy, versions: &BTreeMap<u64, PathBuf>) -> (Vec<(u64, PathBuf)>, Vec<u64>) {
     let all = versions.iter().map(|(version, file)| (*version, file.clone()));
     match policy {
-        VersionPolicy::All => Ok(all.collect()),
-        VersionPolicy::Latest { count } => Ok(all.rev().take(*count).collect()),
+        VersionPolicy::All => (all.collect(), Vec::new()),
+        VersionPolicy::Latest { count } => (all.rev().take(*count).collect(), Vec::new()),
         VersionPolicy::Specific(wanted) => {
-            let file = |version: &u64| versions.get(version).map(|file| (*version, file.clone())).ok_or(*version);
-            wanted.iter().map(file).collect()
+            let missing = wanted.iter().filter(|version| !versions.contains_key(version)).copied().collect();
+            (all.filter(|(version, _)| wanted.contains(version)).collect(), missing)
         }
     }
 }
@@ -75,59 +77,64 @@ pub(super) fn pick(policy: &VersionPolicy, versions: &BTreeMap<u64, PathBuf>) ->
 /// A model that is one file.
 fn file(path: &Path, name: String, faults: &mut Vec<Fault>) -> Option<Found> {
     if let Err(allowed) = check_name(&name) {
-        faults.push(Fault { model: None, path: path.to_owned(), message: format!("'{name}': expected {allowed}") });
+        let message = format!("'{name}': expected {allowed}");
+        faults.push(Fault { model: None, version: None, path: path.to_owned(), message });
         return None;
     }
     let versions = BTreeMap::from([(1, path.to_owned())]);
-    Some(Found { name, path: path.to_owned(), settings: None, versions })
+    Some(Found { name, path: path.to_owned(), settings: None, versions, refused: false })
 }
 
-/// A model that is a folder.
+/// A model that is a folder. A version that is not right, perhaps only not yet, does not keep the others from being served.
 fn folder(path: &Path, name: String, faults: &mut Vec<Fault>) -> Option<Found> {
+    let valid = check_name(&name);
+    let model = valid.is_ok().then(|| name.clone());
     let before = faults.len();
-    let mut fault = |path: &Path, message: String| {
-        faults.push(Fault {
-            model: Some(name.clone()).filter(|name| check_name(name).is_ok()),
-            path: path.to_owned(),
-            message,
-        });
+    let mut fault = |version: Option<u64>, path: &Path, message: String| {
+        faults.push(Fault { model: model.clone(), version, path: path.to_owned(), message });
     };
-    if let Err(allowed) = check_name(&name) {
-        fault(path, format!("'{name}': expected {allowed}"));
+    if let Err(allowed) = &valid {
+        fault(None, path, format!("'{name}': expected {allowed}"));
     }
     let entries = list(path).unwrap_or_else(|message| {
-        fault(path, message);
+        fault(None, path, message);
         Vec::new()
     });
-    let mut versions = BTreeMap::new();
+    let (mut versions, mut refused) = (BTreeMap::new(), false);
     for entry in entries.iter().filter(|entry| entry.is_dir()) {
         match version(entry) {
             None => {}
-            Some(None) => fault(entry, "a version is a positive number without leading zeros".to_owned()),
+            Some(None) => {
+                fault(None, entry, "a version is a positive number without leading zeros".to_owned());
+                refused = true;
+            }
             Some(Some(number)) => match list(entry).and_then(|inner| onnx_file(&inner)) {
                 Ok(Some(file)) => {
                     versions.insert(number, file);
                 }
-                Ok(None) => fault(entry, format!("expected {MODEL} in this version")),
-                Err(message) => fault(entry, message),
+                Ok(None) => fault(Some(number), entry, format!("expected {MODEL} in this version")),
+                Err(message) => fault(Some(number), entry, message),
             },
         }
     }
+    let has_folders = entries.iter().any(|entry| matches!(version(entry), Some(Some(_))));
     match onnx_file(&entries) {
-        Ok(Some(file)) if versions.is_empty() => {
+        Ok(Some(file)) if !has_folders => {
             versions.insert(1, file);
         }
-        Ok(Some(file)) => fault(&file, "lies beside version folders: move it into one".to_owned()),
-        Ok(None) => {}
-        Err(message) if versions.is_empty() => fault(path, message),
-        Err(_) => {}
+        Ok(Some(file)) => {
+            fault(None, &file, "lies beside version folders: move it into one".to_owned());
+            refused = true;
+        }
+        Err(message) if !has_folders => fault(None, path, message),
+        Ok(None) | Err(_) => {}
     }
     if faults.len() == before && versions.is_empty() {
         let message = format!("no model in this folder: {EXPECTED}");
-        faults.push(Fault { model: Some(name.clone()), path: path.to_owned(), message });
+        faults.push(Fault { model, version: None, path: path.to_owned(), message });
     }
     let settings = entries.iter().find(|entry| file_name(entry).as_deref() == Some(SETTINGS)).cloned();
-    (faults.len() == before).then(|| Found { name, path: path.to_owned(), settings, versions })
+    valid.is_ok().then(|| Found { name, path: path.to_owned(), settings, versions, refused })
 }
 
 /// The names that are given twice, as a folder and as a file, are served as neither.
@@ -143,7 +150,7 @@ fn without_doubles(found: Vec<Found>, faults: &mut Vec<Fault>) -> Vec<Found> {
         } else {
             for model in models {
                 let message = format!("'{name}' is there twice, as a folder and as a file: keep one");
-                faults.push(Fault { model: Some(name.clone()), path: model.path, message });
+                faults.push(Fault { model: Some(name.clone()), version: None, path: model.path, message });
             }
         }
     }

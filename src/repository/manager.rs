@@ -47,7 +47,7 @@ impl Manager {
         for fault in &scan.faults {
             tracing::error!(%fault, "a model cannot be served");
         }
-        self.announce(&scan);
+        self.models.store(Arc::new(table(&scan)));
         for candidate in scan.candidates {
             self.load(candidate, 0).await;
         }
@@ -57,24 +57,6 @@ impl Manager {
         while let Some(event) = events.recv().await {
             self.replace(event).await;
         }
-    }
-
-    /// Everything that was found is in the table before anything is loaded, so that clients can tell "not yet" from "no".
-    fn announce(&self, scan: &super::Scan) {
-        let mut table = Table { scanned: true, ..Table::default() };
-        for candidate in &scan.candidates {
-            table.models.entry(candidate.name.clone()).or_default().insert(candidate.version, ModelState::Loading);
-        }
-        for fault in &scan.faults {
-            let Some(name) = &fault.model else {
-                table.fault = Some(for_clients(&fault.message, &fault.path));
-                continue;
-            };
-            let reason = for_clients(&fault.message, &fault.path);
-            let state = ModelState::Unavailable { reason, failed: true };
-            table.models.entry(name.clone()).or_default().entry(1).or_insert(state);
-        }
-        self.models.store(Arc::new(table));
     }
 
     async fn load(&mut self, candidate: Candidate, reloads: u32) {
@@ -146,6 +128,31 @@ impl Manager {
     }
 }
 
+/// The table before anything is loaded. All that was found is in it, so that clients can tell "not yet" from "no".
+fn table(scan: &super::Scan) -> Table {
+    let mut table = Table { scanned: true, ..Table::default() };
+    for candidate in &scan.candidates {
+        table.models.entry(candidate.name.clone()).or_default().insert(candidate.version, ModelState::Loading);
+    }
+    for fault in &scan.faults {
+        let Some(name) = &fault.model else {
+            table.fault = Some(for_clients(&fault.message, &fault.path));
+            continue;
+        };
+        let reason = for_clients(&fault.message, &fault.path);
+        let state = ModelState::Unavailable { reason, failed: true };
+        let suspects = scan.suspects.iter().filter(|suspect| suspect.name == *name).map(|suspect| suspect.version);
+        let concerned: Vec<u64> = fault.version.map_or_else(|| suspects.collect(), |version| vec![version]);
+        let versions = table.models.entry(name.clone()).or_default();
+        // Where no version is known there is one all the same: clients must see that the model failed.
+        let first = concerned.is_empty().then_some(1);
+        for version in concerned.into_iter().chain(first) {
+            versions.entry(version).or_insert_with(|| state.clone());
+        }
+    }
+    table
+}
+
 /// A reason that clients may read: where things lie on this machine is none of their business.
 fn for_clients(reason: &str, file: &Path) -> String {
     let name = file.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
@@ -155,6 +162,30 @@ fn for_clients(reason: &str, file: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn faults_are_announced_by_the_version_that_they_concern() {
+        let root = tempfile::tempdir().expect("a temporary folder");
+        for (file, text) in [
+            ("copied/1/model.onnx", ""),
+            ("copied/2/model.onnx.data", ""),
+            ("settings/3/model.onnx", ""),
+            ("settings/model.toml", "speed = 1"),
+            ("empty/readme.txt", ""),
+        ] {
+            let path = root.path().join(file);
+            std::fs::create_dir_all(path.parent().expect(file)).expect(file);
+            std::fs::write(path, text).expect(file);
+        }
+        let table = table(&crate::repository::scan(root.path(), &Config::default()));
+        let seen = |name: &str| -> Vec<(u64, bool)> {
+            let state = |(version, state): (&u64, &ModelState)| (*version, matches!(state, ModelState::Loading));
+            table.models[name].iter().map(state).collect()
+        };
+        assert_eq!(seen("copied"), [(1, true), (2, false)]);
+        assert_eq!(seen("settings"), [(3, false)]);
+        assert_eq!(seen("empty"), [(1, false)]);
+    }
 
     #[test]
     fn clients_see_no_paths() {

@@ -175,6 +175,46 @@ fn every_fault_of_every_folder_is_found_and_stops_no_other_model() {
 }
 
 #[test]
+fn a_version_that_is_not_there_yet_leaves_the_others_alone() {
+    let specific = "m/model.toml=versions = { policy = \"specific\", versions = [1, 2, 7] }";
+    for (files, missing) in [
+        (&["m/1/model.onnx", "m/2/"][..], &[("m/2: expected model.onnx in this version", 2)][..]),
+        (&["m/1/model.onnx", "m/2/model.onnx.data"], &[("m/2: expected model.onnx in this version", 2)]),
+        (&["m/1/model.onnx", "m/2/a.onnx", "m/2/b.onnx"], &[("m/2: several .onnx files", 2)]),
+        (
+            &["m/1/model.onnx", "m/2/", specific],
+            &[("m/2: expected", 2), ("m/model.toml: versions.versions: there is no version 7", 7)],
+        ),
+    ] {
+        let root = folder(files);
+        let (candidates, faults) = seen(root.path(), &Config::default());
+        assert_eq!(candidates, ["m:1 m/1/model.onnx"], "{files:?}");
+        let versions: Vec<_> = scan(root.path(), &Config::default()).faults.iter().map(|f| f.version).collect();
+        assert_eq!(versions, missing.iter().map(|(_, version)| Some(*version)).collect::<Vec<_>>());
+        for (fault, (expected, _)) in faults.iter().zip(missing) {
+            assert!(fault.starts_with(expected), "{expected}: {fault}");
+        }
+    }
+}
+
+#[test]
+fn a_wrong_key_does_not_hide_what_else_is_wrong_in_its_folder() {
+    let toml = "m/model.toml=speed = 1\nbatch_axis = 0\nversions = { policy = \"specific\", versions = [1, 9] }";
+    let root = folder(&["m/1/model.onnx", "m/2/", toml]);
+    let (candidates, faults) = seen(root.path(), &Config::default());
+    assert_eq!(candidates, [""; 0]);
+    assert_eq!(faults.len(), 3, "{faults:?}");
+    for expected in
+        ["m/2: expected model.onnx", "m/model.toml: speed = 1", "m/model.toml: versions.versions: there is no"]
+    {
+        assert!(faults.iter().any(|fault| fault.starts_with(expected)), "{expected}: {faults:?}");
+    }
+    // What is served by nobody is still there to be looked into, by the settings that can be read.
+    let [suspect] = scan(root.path(), &Config::default()).suspects.try_into().expect("one version");
+    assert_eq!((suspect.version, suspect.settings.batch_axis), (1, crate::model::settings::BatchAxis::Axis(0)));
+}
+
+#[test]
 fn a_model_that_lies_in_the_repository_itself_does_not_hide_its_neighbours_in_silence() {
     let root = folder(&["model.onnx", "bert/1/model.onnx"]);
     let (candidates, faults) = seen(root.path(), &named("m"));

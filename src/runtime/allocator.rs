@@ -139,6 +139,11 @@ impl SessionAllocator {
         self.shared.arenas.run.ensure(usize::try_from(bytes.0).unwrap_or(usize::MAX))
     }
 
+    /// The last allocation of a run that was denied.
+    pub(super) fn last_denied(&self) -> Option<Denied> {
+        self.shared.arenas.run.stats().last_denied
+    }
+
     /// The run is over and all its values are gone.
     pub(super) fn end_run(&self, now: Instant) -> RunStats {
         self.shared.running.store(false, Ordering::Release);

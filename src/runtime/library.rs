@@ -89,8 +89,8 @@ impl Runtime {
             .with_telemetry(false)
             .build()
             .map_err(|error| fail(error.message().to_owned()))?;
-        // What it has to say about itself below that is for its own developers, and there are pages of it.
-        environment.set_log_level(ort::logging::LogLevel::Warning);
+        // Each failure comes back as a status with the same words, and many are a client's; the rest is for its developers.
+        environment.set_log_level(ort::logging::LogLevel::Fatal);
         Ok(Self { environment, path })
     }
 

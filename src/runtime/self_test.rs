@@ -6,28 +6,11 @@
 use super::{Arenas, Runtime, Session, SessionOptions};
 use crate::memory::{Device, DeviceOptions, HOST_ALIGNMENT, Host};
 use crate::units::{ByteSize, DeviceId};
-use ort::logging::LogLevel;
 
 /// `2x + 1`, a few hundred bytes.
 const MODEL: &[u8] = include_bytes!("../../tests/models/affine/1/model.onnx");
 /// The model allocates less often than this while it loads; one that never stops is a fault too.
 const MOST: u64 = 64;
-
-/// Nothing is logged by ONNX Runtime as long as this lives.
-struct Quiet<'a>(&'a Runtime);
-
-impl<'a> Quiet<'a> {
-    fn new(runtime: &'a Runtime) -> Self {
-        runtime.environment.set_log_level(LogLevel::Fatal);
-        Self(runtime)
-    }
-}
-
-impl Drop for Quiet<'_> {
-    fn drop(&mut self) {
-        self.0.environment.set_log_level(LogLevel::Warning);
-    }
-}
 
 /// Denies one allocation after the other while a tiny model loads, until it loads.
 ///
@@ -37,8 +20,6 @@ pub fn self_test(runtime: &Runtime) -> Result<(), String> {
     let options =
         DeviceOptions { id: DeviceId(0), limit: ByteSize::MAX, headroom: ByteSize::ZERO, alignment: HOST_ALIGNMENT };
     let device = Device::new(Box::new(Host::new()), options);
-    // What it has to say about being denied is what is asked for here.
-    let _quiet = Quiet::new(runtime);
     let mut denials = 0;
     for nth in 1..MOST {
         let arenas = Arenas::new(&device, "self-test", 1).map_err(|error| error.to_string())?;

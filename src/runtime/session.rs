@@ -9,7 +9,7 @@ use crate::memory::{Arena, Block, Denied, Device, DeviceOptions, HOST_ALIGNMENT,
 use crate::model::spec::{Side, Unsupported};
 use crate::model::{Dim, Graph, ModelSpec, TensorSpec};
 use crate::tensor::rows::{self, RowCopy, RowLayout};
-use crate::tensor::{DataType, Shape, Tensor};
+use crate::tensor::{Shape, Tensor};
 use crate::units::{ByteSize, DeviceId};
 use bytes::Bytes;
 use ort::session::builder::{AutoDevicePolicy, GraphOptimizationLevel, SessionBuilder};
@@ -132,10 +132,23 @@ impl Session {
         let stats = self.allocator.end_run(clock.now());
         // What our own allocator has seen counts, not what the message says.
         let result = match result {
-            Err(RunError::Model(message)) if stats.denials > 0 => Err(RunError::OutOfMemory { message }),
+            Err(RunError::Model(message)) if stats.denials > 0 => Err(self.shortage(batch, message)),
             other => other,
         };
         Ran { result, stages, bytes: stats.footprint }
+    }
+
+    /// What a denial during a run means: a shortage passes, but not if rows that cannot be divided any further want more than
+    /// the whole device. Those would only be tried again and again.
+    fn shortage(&self, batch: &Batch, message: String) -> RunError {
+        let total = self.arena.device().stats().total;
+        let indivisible = batch.padded_rows == 1;
+        match self.allocator.last_denied().filter(|denied| indivisible && denied.wanted > total) {
+            Some(Denied { wanted, .. }) => {
+                RunError::Model(format!("the model wants {wanted} for this input, more than the device has ({total})"))
+            }
+            None => RunError::OutOfMemory { message },
+        }
     }
 
     fn run_stages(&mut self, batch: &Batch, clock: Clock, stages: &mut Stages) -> Result<Vec<Vec<Tensor>>, RunError> {
@@ -287,9 +300,9 @@ fn scatter_outputs(
         start = range.end;
         let tensors = part.request.outputs.iter().filter_map(|&index| {
             let (shape, bytes) = produced[index].as_ref()?;
-            Some(scatter_rows(spec, spec.outputs[index].datatype, (shape, bytes), range.clone()))
+            Some(scatter_rows(spec, &spec.outputs[index], (shape, bytes), range.clone()))
         });
-        parts.push(tensors.collect());
+        parts.push(tensors.collect::<Result<_, _>>()?);
     }
     Ok(parts)
 }
@@ -314,10 +327,11 @@ fn look_into<'a>(
 
 fn scatter_rows(
     spec: &ModelSpec,
-    datatype: DataType,
+    output: &TensorSpec,
     produced: (&Shape, &OutputBytes<'_>),
     range: std::ops::Range<usize>,
-) -> Tensor {
+) -> Result<Tensor, RunError> {
+    let datatype = output.datatype;
     let (shape, bytes) = produced;
     let layout = RowLayout::new(shape, spec.batch_axis);
     let mut shape = shape.clone();
@@ -328,6 +342,7 @@ fn scatter_rows(
         OutputBytes::Plain(bytes) => {
             let element = datatype.size().unwrap_or(1);
             rows::scatter((bytes, layout), element, range)
+                .map_err(|error| RunError::OutOfMemory { message: format!("output '{}': {error}", output.name) })?
         }
         OutputBytes::Strings(strings) => {
             let mut out = Vec::new();
@@ -335,7 +350,7 @@ fn scatter_rows(
             out
         }
     };
-    Tensor { datatype, shape, data: data.into() }
+    Ok(Tensor { datatype, shape, data: data.into() })
 }
 
 /// ONNX Runtime's text without the words that only its developers understand: paths of its sources and of its build.

@@ -6,6 +6,7 @@
 
 use super::{Chunks, DataType, Shape, Tensor};
 use bytes::Bytes;
+use std::collections::TryReserveError;
 use std::ops::Range;
 
 /// How rows lie in a tensor.
@@ -84,16 +85,19 @@ pub fn gather(source: (&Chunks, RowLayout), batch: (&mut [u8], RowLayout), eleme
 
 /// Copies rows of a batch's output into bytes of their own.
 ///
+/// # Errors
+/// If there is no memory for them: how large an output is, a client may decide.
+///
 /// # Panics
 /// If the rows lie outside the batch.
-#[must_use]
-pub fn scatter(batch: (&[u8], RowLayout), element: usize, range: Range<usize>) -> Vec<u8> {
+pub fn scatter(batch: (&[u8], RowLayout), element: usize, range: Range<usize>) -> Result<Vec<u8>, TryReserveError> {
     let (batch, layout) = batch;
-    let mut out = Vec::with_capacity(layout.with_rows(range.len()).elements() * element);
+    let mut out = Vec::new();
+    out.try_reserve_exact(layout.with_rows(range.len()).elements() * element)?;
     for piece in layout.pieces(range) {
         out.extend_from_slice(&batch[piece.start * element..piece.end * element]);
     }
-    out
+    Ok(out)
 }
 
 /// The indices of the string elements that belong to the rows in `range`, in row-major order of the result.
@@ -223,7 +227,7 @@ mod tests {
             prop_assert_eq!(&batch, &tensor_of_rows(into, 0));
             let mut start = 0;
             for &rows in &requests {
-                let part = scatter((&batch, into), 1, start..start + rows);
+                let part = scatter((&batch, into), 1, start..start + rows).expect("memory");
                 prop_assert_eq!(part, tensor_of_rows(into.with_rows(rows), start));
                 start += rows;
             }
@@ -249,11 +253,17 @@ mod tests {
             let part = |range: Range<usize>| Tensor {
                 datatype,
                 shape: smallvec![outer, range.len(), inner],
-                data: encode(&scatter((&flat, layout), 1, range)),
+                data: encode(&scatter((&flat, layout), 1, range).expect("memory")),
             };
             let whole = concat(vec![part(0..cut), part(cut..rows)], Some(1)).expect("shapes agree");
             prop_assert_eq!(whole, Tensor { datatype, shape: smallvec![outer, rows, inner], data: encode(&flat) });
         }
+    }
+
+    #[test]
+    fn rows_that_no_memory_could_hold_are_an_error() {
+        let layout = RowLayout { outer: 1, rows: 1, inner: usize::MAX / 2 + 1 };
+        assert!(scatter((&[], layout), 1, 0..1).is_err());
     }
 
     #[test]

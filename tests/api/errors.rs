@@ -257,6 +257,37 @@ async fn bytes_that_are_not_text_have_no_json_form() {
     assert!(reply.error().0.contains("binary_data"));
 }
 
+#[tokio::test(start_paused = true)]
+async fn bodies_inside_the_server_are_bounded_together() {
+    let (app, mut jobs) = app_with_jobs(vec![echo("m", vec![tensor("x", DataType::Uint8)])], 16);
+    let sized = |bytes: usize| Body::from(format!("{GOOD}{}", " ".repeat(bytes - GOOD.len())));
+    let (mut first, mut second) = (Box::pin(app.infer(sized(BODY_LIMIT))), Box::pin(app.infer(sized(BODY_LIMIT))));
+    assert!(poll_once(first.as_mut()).await.is_none() && poll_once(second.as_mut()).await.is_none());
+    // Neither is read: the body has no end, and what it would need is not there.
+    for body in [Body::from(GOOD), Body::new(Frames(Poll::Pending))] {
+        let reply = app.infer(body).await;
+        assert_eq!((reply.status.as_u16(), reply.error().1.as_str()), (503, "overloaded"));
+        assert!(reply.header("retry-after").is_some());
+        assert_eq!(reply.outcome.unwrap().failure, Some(Code::Overloaded));
+    }
+    let job = jobs.recv().await.unwrap();
+    job.reply.send(give_back(&job.request)).unwrap();
+    assert_eq!(first.await.status, 200);
+    // The room of the first is free again, and a body whose length was not known keeps no more of it than it needs.
+    let mut waiting = [Body::new(Once(Some(GOOD))), sized(BODY_LIMIT - 1024)].map(|body| Box::pin(app.infer(body)));
+    for request in &mut waiting {
+        assert!(poll_once(request.as_mut()).await.is_none());
+    }
+    for _ in 0..3 {
+        let job = jobs.recv().await.expect("the second and these two wait");
+        let _ = job.reply.send(give_back(&job.request));
+    }
+    for request in waiting {
+        assert_eq!(request.await.status, 200);
+    }
+    assert_eq!(second.await.status, 200);
+}
+
 /// A body without an end, of the same frame again and again, or of none.
 struct Frames(Poll<Bytes>);
 
@@ -266,6 +297,18 @@ impl http_body::Body for Frames {
 
     fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         self.0.clone().map(|data| Some(Ok(Frame::data(data))))
+    }
+}
+
+/// A body of one frame that does not announce its length.
+struct Once(Option<&'static str>);
+
+impl http_body::Body for Once {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Poll::Ready(self.0.take().map(|text| Ok(Frame::data(Bytes::from(text)))))
     }
 }
 

@@ -98,6 +98,24 @@ async fn numbers_that_json_lacks_go_both_ways() {
 }
 
 #[tokio::test]
+async fn short_infinities_are_infinities_wherever_a_number_may_stand() {
+    let app = fp32();
+    for input in [
+        r#""shape":[1,3],"datatype":"FP32","data":[Inf,-Inf,1]"#,
+        r#""data":[[Inf, -Inf],[ 1 ]],"shape":[1,3],"datatype":"FP32""#,
+    ] {
+        let reply = app.infer(format!(r#"{{"id":"Inf","inputs":[{{"name":"x",{input}}}]}}"#)).await;
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        assert!(reply.text().ends_with(r#""data":[Infinity,-Infinity,1.0]}]}"#), "{}", reply.text());
+        assert!(reply.text().contains(r#""id":"Inf""#), "{}", reply.text());
+    }
+    for bad in ["Infx", "+Inf", "inf", "1Inf"] {
+        let input = format!(r#""name":"x","shape":[1,1],"datatype":"FP32","data":[{bad}]"#);
+        assert_eq!(app.infer(format!(r#"{{"inputs":[{{{input}}}]}}"#)).await.status, 400, "{bad}");
+    }
+}
+
+#[tokio::test]
 async fn tensors_without_elements() {
     for input in [
         r#"{"name":"x","shape":[1,0],"datatype":"FP32","data":[]}"#,

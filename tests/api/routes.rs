@@ -66,6 +66,7 @@ async fn versions_in_the_path() {
         ("/v2/models/m/versions/002", 200),
         ("/v2/models/m/versions/3", 404),
         ("/v2/models/m/versions/v1", 404),
+        ("/v2/models/m/versions//ready", 404),
         ("/v2/models/m/versions/-1", 404),
         ("/v2/models/m/versions/99999999999999999999", 400),
         ("/v2/models/n", 404),

@@ -4,7 +4,7 @@ use crate::support::{App, app_with_jobs, echo, give_back, tensor};
 use concertina::batcher::Jobs;
 use concertina::http::Phase;
 use concertina::http::serve::{ServeLimits, serve};
-use concertina::tensor::DataType;
+use concertina::tensor::{DataType, Tensor};
 use std::net::SocketAddr;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -23,6 +23,7 @@ fn limits() -> ServeLimits {
         connections: 2,
         streams_per_connection: 10,
         header_read_timeout: Duration::from_secs(60),
+        write_timeout: Duration::from_secs(60),
         header_bytes: 65536,
         grace: Duration::from_secs(60),
     }
@@ -80,6 +81,39 @@ async fn a_connection_lives_on_after_errors() {
     let job = server.jobs.recv().await.unwrap();
     job.reply.send(give_back(&job.request)).unwrap();
     assert!(read_response(&mut stream).await.0.starts_with("http/1.1 200"));
+}
+
+#[tokio::test]
+async fn an_answer_that_ends_the_connection_says_so() {
+    let server = start(limits()).await;
+    for (line, length, status) in [
+        ("POST /v2/models/m/infer", 1 << 30, "413"),
+        ("POST /v2/health/live", 1 << 20, "405"),
+        ("GET /v2/health/live", 1 << 20, "200"),
+        ("POST /nothing", 1 << 20, "404"),
+    ] {
+        let mut stream = server.connect().await;
+        let head = format!("{line} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n");
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let (head, _) = read_response(&mut stream).await;
+        assert!(head.starts_with(&format!("http/1.1 {status}")), "{head}");
+        assert!(head.contains("connection: close"), "{line}: {head}");
+        assert!(at_end(&mut stream).await, "{line}");
+    }
+}
+
+#[tokio::test]
+async fn a_small_body_that_nobody_wants_is_read_and_the_connection_lives_on() {
+    let server = start(limits()).await;
+    let mut stream = server.connect().await;
+    for body in ["Content-Length: 5\r\n\r\n", "Transfer-Encoding: chunked\r\n\r\n5\r\n"] {
+        let head = format!("POST /v2/health/live HTTP/1.1\r\nHost: x\r\n{body}");
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let rest = if body.starts_with('T') { "12345\r\n0\r\n\r\n" } else { "12345" };
+        stream.write_all(rest.as_bytes()).await.unwrap();
+        let (head, _) = read_response(&mut stream).await;
+        assert!(head.starts_with("http/1.1 405") && !head.contains("connection: close"), "{head}");
+    }
 }
 
 trait ReplacePath {
@@ -185,6 +219,25 @@ async fn large_tensors_travel_whole_and_are_not_joined() {
     let ((), (head, body)) = tokio::join!(server_side, client_side);
     assert!(head.starts_with("http/1.1 200"), "{head}");
     assert!(body.ends_with(&tensor));
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_read_gives_its_connection_up() {
+    // More than the buffers of both sockets hold.
+    const SIZE: usize = 16 << 20;
+    let mut server = start(ServeLimits { connections: 1, write_timeout: Duration::from_millis(50), ..limits() }).await;
+    let mut deaf = server.connect().await;
+    deaf.write_all(&infer(BODY)).await.unwrap();
+    let job = server.jobs.recv().await.unwrap();
+    let mut answer = give_back(&job.request).unwrap();
+    answer.outputs[0].tensor =
+        Tensor { datatype: DataType::Uint8, shape: [1, SIZE][..].into(), data: vec![7; SIZE].into() };
+    job.reply.send(Ok(answer)).unwrap();
+    let mut second = server.connect().await;
+    second.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    let answered = tokio::time::timeout(Duration::from_secs(60), read_response(&mut second)).await;
+    assert!(answered.expect("the first connection is given up").0.starts_with("http/1.1 200"));
+    drop(deaf);
 }
 
 #[tokio::test]

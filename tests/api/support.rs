@@ -5,7 +5,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{HeaderMap, Request, StatusCode};
 use concertina::batcher::{Batcher, InferError, Jobs};
-use concertina::http::{Admin, AppState, Limits, Outcome, Phase, router};
+use concertina::http::{Admin, AppState, Bodies, Limits, Outcome, Phase, router};
 use concertina::model::{
     Dim, InferResponse, ModelSpec, ModelState, OutputTensor, Settings, Table, TensorSpec, ValidRequest,
 };
@@ -17,7 +17,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tower::ServiceExt as _;
 
-/// The limit of bodies in these tests.
+/// The limit of bodies in these tests; there is room for two as large.
 pub(crate) const BODY_LIMIT: usize = 1 << 20;
 
 /// Input and output `name` of a model that gives back what it gets: two dimensions, the first is the batch.
@@ -86,6 +86,7 @@ fn assemble(specs: Vec<ModelSpec>, capacity: usize, admin: Option<Admin>) -> (Ap
         batcher,
         models: Arc::clone(&models),
         limits: Limits { body_bytes: BODY_LIMIT, body_read_timeout: Duration::from_secs(30), request_rows: 1000 },
+        bodies: Bodies::new(2 * BODY_LIMIT as u64),
         offered: Box::new(|_, _| {}),
         phase: phase_receiver,
         metrics: Box::new(|| "up 1\n".to_owned()),

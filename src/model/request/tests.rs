@@ -158,6 +158,27 @@ fn tensors_without_elements_fit_where_the_dimensions_allow() {
 }
 
 #[test]
+fn dimensions_of_tensors_without_elements_are_bounded() {
+    let mut model = model();
+    model.batch_axis = None;
+    model.inputs = vec![spec("x", DataType::Fp32, &[Dim::Any, Dim::Any, Dim::Any])];
+    let given = |shape: &[usize]| {
+        let inputs = vec![input("x", DataType::Fp32, shape, 0)];
+        check(model.clone(), InferRequest { inputs, ..InferRequest::default() })
+    };
+    for good in [[0, 0, 0], [0, 1 << 24, 1], [1 << 12, 0, 1 << 12]] {
+        assert!(given(&good).is_ok(), "{good:?}");
+    }
+    for bad in [[0, (1 << 24) + 1, 1], [0, 900_000_000, 0], [1 << 13, 1 << 12, 0], [0, i64::MAX as usize + 1, 1]] {
+        let message = given(&bad).unwrap_err();
+        assert!(message.starts_with(&format!("input 'x' has shape {bad:?}")), "{message}");
+        assert!(message.ends_with("make the product of its other dimensions at most 16777216"), "{message}");
+    }
+    // Here the product overflows before it meets the zero.
+    assert!(given(&[usize::MAX, 2, 0]).unwrap_err().contains("input 'x' has shape"));
+}
+
+#[test]
 fn priorities_out_of_range_mean_the_default() {
     for (given, expected) in [(0, 2), (1, 1), (3, 3), (4, 2), (u64::MAX, 2)] {
         assert_eq!(check(model(), InferRequest { priority: given, ..request() }).unwrap().priority, expected);
