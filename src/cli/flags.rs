@@ -79,13 +79,13 @@ impl Options {
     /// when the configuration is broken.
     pub(super) fn resolve_repository(&self, matches: Option<&ArgMatches>) -> Result<Config, Vec<String>> {
         const NEEDED: [&str; 3] = ["models.path", "models.name", "runtime.library"];
-        let mut overrides = self.from_file(&NEEDED);
+        let mut overrides = self.in_file(&NEEDED);
         overrides.extend(self.overrides(matches).into_iter().filter(|given| NEEDED.contains(&given.key.as_str())));
         Config::resolve(None, &overrides)
     }
 
     /// What the file says of these keys, if it can be read so far.
-    fn from_file(&self, keys: &[&str]) -> Vec<Override> {
+    fn in_file(&self, keys: &[&str]) -> Vec<Override> {
         let Some(path) = &self.config else { return Vec::new() };
         let table = std::fs::read_to_string(path).ok().and_then(|text| text.parse::<toml::Table>().ok());
         let value = |key: &str| {
