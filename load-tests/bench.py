@@ -54,14 +54,15 @@ def bench(arguments, folder, case, model):
                                    arguments.layouts))
             busy.append(load(folder, server, case, arguments.connections, arguments.seconds))
             lonely.append(load(folder, server, case, 1, arguments.seconds / 2))
-        memory = resident_mib(server.process.pid)
+        memory, instances = resident_mib(server.process.pid), server.instances(case.split(":")[0])
     finally:
         server.stop()
     table = median_entries(alone)
     fastest = max(table, key=lambda key: table[key]["rows_per_second"])
     cheapest = min(table, key=lambda key: table[key]["cpu_seconds_per_row"])
-    single = min(entry["median_seconds"] for (layout, batch), entry in table.items()
-                 if batch == 1 and layout.startswith("1x"))
+    # One request computes on the threads of one instance, so that is what it is compared with.
+    threads = max(1, os.cpu_count() // instances)
+    single = table[(f"1x{threads}", 1)]["median_seconds"]
     middle = lambda results, field: statistics.median(result[field] for result in results)
     return {
         "case": case,
@@ -73,6 +74,7 @@ def bench(arguments, folder, case, model):
         "server_rows": middle(busy, "rows_per_second"),
         "server_cpu": middle(busy, "cpu_seconds_per_row"),
         "alone_single": single,
+        "layout": f"{instances}x{threads}",
         "server_lonely": middle(lonely, "p50_seconds"),
         "errors": sum(result["errors"] + result["wrong"] for result in busy + lonely),
         "memory": memory,
@@ -87,13 +89,13 @@ def render(arguments, results):
         f"Command: `make bench`; {arguments.rounds} alternating rounds, medians; load: {arguments.connections} connections, closed "
         "loop, one row a request, binary tensors, every answer checked against the row that asked, from a process whose CPU is "
         "not counted but which shares the cores.", "",
-        "| model | ORT alone, best | rows/s | CPU ms/row | server rows/s | server CPU ms/row | CPU ratio | "
+        "| model | ORT alone, best | rows/s | CPU ms/row | server's layout | rows/s | server CPU ms/row | CPU ratio | "
         "ORT batch 1, ms | lonely request, ms | added, ms | errors |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for r in results:
         lines.append(
-            f"| {r['case']} | {r['alone_best']} | {r['alone_rows']:.0f} | {r['alone_cpu'] * 1e3:.3f} | {r['server_rows']:.0f} | "
+            f"| {r['case']} | {r['alone_best']} | {r['alone_rows']:.0f} | {r['alone_cpu'] * 1e3:.3f} | {r['layout']} | {r['server_rows']:.0f} | "
             f"{r['server_cpu'] * 1e3:.3f} | {r['server_cpu'] / r['alone_cpu']:.2f} | {r['alone_single'] * 1e3:.2f} | "
             f"{r['server_lonely'] * 1e3:.2f} | {(r['server_lonely'] - r['alone_single']) * 1e3:.2f} | {r['errors']} |")
     lines += ["", "ONNX Runtime alone, rows per second (CPU ms per row); a layout IxT is I sessions with T threads each:", ""]
@@ -118,7 +120,7 @@ def main():
     parser.add_argument("--alone-seconds", type=float, default=1.0)
     parser.add_argument("--connections", type=int, default=64)
     parser.add_argument("--batches", default="1,2,4,8,16,32,64")
-    parser.add_argument("--layouts", default=f"1x{os.cpu_count()},{os.cpu_count()}x1")
+    parser.add_argument("--layouts", default=f"1x{os.cpu_count()},{os.cpu_count()}x1,1x1")
     parser.add_argument("--output", default=str(ROOT / "load-tests/results/bench.md"))
     arguments = parser.parse_args()
     folder = target_folder()

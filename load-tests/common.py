@@ -47,7 +47,7 @@ class Server:
         self.address = f"127.0.0.1:{free_port()}"
         self.log = open("/tmp/concertina-bench.log", "ab")
         self.process = subprocess.Popen([*before, binary, "serve", "--models", models, "--address", self.address,
-                                         "--drain-announce", "0s", *flags], stdout=self.log, stderr=self.log,
+                                         "--drain-announce", "0s", "--set", "models.cache=", *flags], stdout=self.log, stderr=self.log,
                                         env={**os.environ, "CONCERTINA_ADMIN_TOKEN": self.TOKEN})
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
@@ -73,6 +73,11 @@ class Server:
         wanted = [f'{key}="{value}"' for key, value in labels.items()]
         lines = [line for line in text.splitlines() if line.split("{")[0].split(" ")[0] == name]
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if all(label in line for label in wanted))
+
+    def instances(self, model):
+        """How many instances the server gave a model."""
+        arenas = self.memory()["devices"][0]["arenas"]
+        return sum(arena["kind"] == "run" and arena["label"].startswith(f"{model}/") for arena in arenas)
 
     def stop(self):
         self.process.send_signal(signal.SIGTERM)
