@@ -13,6 +13,7 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 fn app() -> App {
     echo_app(vec![tensor("x", DataType::Uint8)])
@@ -265,7 +266,7 @@ async fn bodies_inside_the_server_are_bounded_together() {
     assert!(poll_once(first.as_mut()).await.is_none() && poll_once(second.as_mut()).await.is_none());
     // Neither is read: the body has no end, and what it would need is not there.
     for body in [Body::from(GOOD), Body::new(Frames(Poll::Pending))] {
-        let reply = app.infer(body).await;
+        let reply = tokio::time::timeout(Duration::from_secs(60), app.infer(body)).await.expect("refused, not queued");
         assert_eq!((reply.status.as_u16(), reply.error().1.as_str()), (503, "overloaded"));
         assert!(reply.header("retry-after").is_some());
         assert_eq!(reply.outcome.unwrap().failure, Some(Code::Overloaded));
