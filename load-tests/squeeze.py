@@ -30,7 +30,8 @@ class Run:
     def __init__(self, arguments, folder, name, batch, knee):
         models, self.case, _, _, self.rows = MODELS[name]
         flags = ["--set", f"model.max_batch_size={batch}", "--set", f"model.knee_tolerance={knee}",
-                 "--set", "model.instances=2", "--set", "model.intra_op_threads=1", "--model-name", name]
+                 "--set", "model.instances=2", "--set", "model.intra_op_threads=1", "--set",
+                 "model.warmup.seconds=0.5", "--model-name", name]
         self.arguments, self.folder, self.name = arguments, folder, name
         self.server = Server(folder / "concertina", models, *flags)
 
