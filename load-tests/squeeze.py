@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """A squeeze rehearsed on the host: the memory limit steps down and up again under saturating load.
 
-For each model, in one run: first every static batch size at every limit (the oracle is the best of those that fit), then the
-adaptive server while the limit steps 100% -> 50 -> 25 -> 12 -> 6 -> 100%. The limit is what the model always needs (weights,
+For each model, in one run: the adaptive server and every static batch size take turns at every limit (the oracle is the best
+of those that fit); then the adaptive server alone while the limit steps 100% -> 50 -> 25 -> 12 -> 6 -> 100%. The limit is what the model always needs (weights,
 buffers) plus a part of the run memory of its largest batch on every instance. Prints the table, writes it to
 load-tests/results/squeeze.md (--output), and exits 1 if something does not hold.
 """
 import argparse
 import json
 import pathlib
+import statistics
 import subprocess
 import sys
 import time
@@ -19,8 +20,8 @@ LEVELS = [1.0, 0.5, 0.25, 0.12, 0.06, 1.0]
 # Model folder, case of the load generator, largest batch, sizes tried as static ones, rows of a request: enough that the
 # model and not the load generator is what is measured.
 MODELS = {
-    "wide": ("tests/models/wide", "wide", 64, [1, 2, 4, 8, 16, 32, 64], 8),
-    "minilm": ("models/minilm", "minilm:64", 32, [1, 2, 4, 8, 16, 32], 1),
+    "wide": ("tests/models/wide", "wide", 64, [1, 4, 16, 64], 8),
+    "minilm": ("models/minilm", "minilm:64", 32, [1, 4, 16], 1),
 }
 
 
@@ -54,20 +55,29 @@ def bytes_per_row(run):
     return max(peaks) / MODELS[run.name][2]
 
 
-def static(arguments, folder, name, limits, per_row):
-    """Rows per second of each static batch size at each limit; None where one batch does not fit."""
+def paired(arguments, folder, name, limits, per_row):
+    """Rows per second of the adaptive server and of each static batch size at each limit, in alternating rounds.
+
+    All servers are up at once and take turns, since this kind of machine drifts by more than what is to be seen. None where one
+    static batch does not fit.
+    """
+    largest, sizes = MODELS[name][2], MODELS[name][3]
+    runs = {"adaptive": Run(arguments, folder, name, largest, 0.03)} | {size: Run(arguments, folder, name, size, 0) for size in sizes}
     table = {}
-    for batch in MODELS[name][3]:
-        run = Run(arguments, folder, name, batch, 0)
-        try:
-            for level, limit in limits.items():
-                if run.fixed() + batch * per_row > limit:
-                    table[(batch, level)] = None
-                    continue
-                run.server.memory(limit=int(limit))
-                result = json.loads(run.load(arguments.static_seconds).communicate()[0])
-                table[(batch, level)] = result["rows_per_second"] if not result["errors"] else None
-        finally:
+    try:
+        for level, limit in limits.items():
+            rates = {key: [] for key in runs if key == "adaptive" or runs[key].fixed() + key * per_row <= limit}
+            for key in rates:
+                runs[key].server.memory(limit=int(limit))
+            for _ in range(arguments.rounds):
+                for key in rates:
+                    result = json.loads(runs[key].load(arguments.static_seconds).communicate()[0])
+                    if result["errors"] or result["wrong"]:
+                        sys.exit(f"{name}, {key} at {level:.0%}: {result['first_error']}")
+                    rates[key].append(result["rows_per_second"])
+            table |= {(key, level): statistics.median(values) for key, values in rates.items()}
+    finally:
+        for run in runs.values():
             run.server.stop()
     return table
 
@@ -123,21 +133,21 @@ def squeeze(arguments, folder, name):
     probe.server.stop()
     run_bytes = per_row * MODELS[name][2] * instances
     limits = {level: fixed + level * run_bytes for level in sorted(set(LEVELS), reverse=True)}
-    table = static(arguments, folder, name, limits, per_row)
+    table = paired(arguments, folder, name, limits, per_row)
     stepped = adaptive(arguments, folder, name, lambda run: [limits[level] for level in LEVELS])
-    timeline, step, rows = stepped["result"]["timeline"], arguments.step_seconds, []
-    for index, level in enumerate(LEVELS):
-        # The first second belongs to the settling; the last one of the run to its end.
-        window = timeline[int(10 * (0.5 + index * step + 1)):int(10 * (0.5 + (index + 1) * step - 0.5))]
-        best = max((rate, batch) for (batch, at), rate in table.items() if at == level and rate)
-        rows.append((level, limits[level], sum(window) / (len(window) / 10), *best))
+    rows = []
+    for level, limit in limits.items():
+        best = max((rate, batch) for (batch, at), rate in table.items() if at == level and batch != "adaptive")
+        rows.append((level, limit, table[("adaptive", level)], *best))
     return dict(name=name, rows=rows, table=table, per_row=per_row, fixed=fixed, **stepped)
 
 
 def render(arguments, results):
     lines = ["# A squeeze rehearsed on the host", "", machine() + "  ",
              f"Command: `make squeeze`; {arguments.connections} connections, closed loop, every answer checked; "
-             f"{arguments.step_seconds} s a level, the first second of each not counted; two instances of one thread.", ""]
+             "two instances of one thread. Rates: all servers up, taking turns of "
+             f"{arguments.static_seconds} s, medians of {arguments.rounds} rounds. Steps: 100, 50, 25, 12, 6, 100% every "
+             f"{arguments.step_seconds} s under one unbroken load.", ""]
     for r in results:
         lines += [f"## {r['name']}: {r['per_row'] / 2**20:.2f} MiB of run memory a row, {r['fixed'] / 2**20:.1f} MiB always", "",
                   "| limit | MiB | rows/s | best static batch | its rows/s | ratio |", "|---|---|---|---|---|---|"]
@@ -145,14 +155,14 @@ def render(arguments, results):
             lines.append(f"| {level:.0%} | {limit / 2**20:.1f} | {rate:.0f} | {batch} | {best:.0f} | {rate / best:.2f} |")
         gaps = sorted(abs(gap) for gap in r["gaps"])
         means = ", ".join(f"{mean:.1f}" for mean in r["returned"])
-        lines += ["", f"Failed requests {r['result']['errors']}, wrong answers {r['result']['wrong']}, process alive: {r['alive']}. Mean "
+        lines += ["", f"Steps: failed requests {r['result']['errors']}, wrong answers {r['result']['wrong']}, process alive: {r['alive']}. Mean "
                   f"batch per 0.2 s after the limit's return: {means}. Resident set less ledger less the {r['outside']:.0f} MiB outside at "
                   f"idle: median {gaps[len(gaps) // 2]:.1%}, p95 {gaps[int(len(gaps) * 0.95)]:.1%} of the resident set. Run memory 2.5 s "
                   f"after the load's end: {r['idle_run_bytes']} bytes.", ""]
-        batches, levels = sorted({batch for batch, _ in r["table"]}), sorted({level for _, level in r["table"]}, reverse=True)
+        batches, levels = sorted({batch for batch, _ in r["table"]} - {"adaptive"}), sorted({level for _, level in r["table"]}, reverse=True)
         lines += ["| static batch | " + " | ".join(f"{level:.0%}" for level in levels) + " |", "|---" * (len(levels) + 1) + "|"]
         for batch in batches:
-            cells = [f"{rate:.0f}" if (rate := r["table"][(batch, level)]) else "does not fit" for level in levels]
+            cells = [f"{rate:.0f}" if (rate := r["table"].get((batch, level))) else "does not fit" for level in levels]
             lines.append(f"| {batch} | " + " | ".join(cells) + " |")
         lines.append("")
     return "\n".join(lines)
@@ -164,6 +174,7 @@ def main():
     parser.add_argument("--connections", type=int, default=128)
     parser.add_argument("--step-seconds", type=float, default=10)
     parser.add_argument("--static-seconds", type=float, default=3)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", default=str(ROOT / "load-tests/results/squeeze.md"))
     arguments = parser.parse_args()
     folder = target_folder()
