@@ -160,6 +160,21 @@ fn an_idle_instance_takes_what_is_there_and_the_queue_grows_the_next_batch() {
 }
 
 #[test]
+fn instances_that_are_idle_together_share_the_bytes() {
+    let both = vec![InstanceId(0), InstanceId(1)];
+    let mut rig = Rig::new([ModelPlan { instances: both, knee_tolerance: 0.0, ..plan(0) }]);
+    rig.memory(60, 1000);
+    rig.arrive([RequestMeta { rows: 20, ..request(1) }]);
+    // Sixty bytes are six rows: three for each, not six for one and nothing for the other.
+    assert_eq!(rig.rows(), [3, 3]);
+    let one_fits = 15;
+    let mut rig = Rig::new([ModelPlan { instances: vec![InstanceId(0), InstanceId(1)], ..plan(0) }]);
+    rig.memory(one_fits, 1000);
+    rig.arrive([RequestMeta { rows: 2, ..request(1) }]);
+    assert_eq!(rig.rows(), [1], "a share too small for a row is no reason to wait");
+}
+
+#[test]
 fn a_large_request_is_split_over_batches_and_finishes_once() {
     let mut rig = Rig::new([ModelPlan { instances: vec![InstanceId(0), InstanceId(1)], ..plan(0) }]);
     rig.arrive([RequestMeta { rows: 20, ..request(1) }]);

@@ -74,7 +74,11 @@ impl Scheduler {
         if device.closed_to(id, lead.class()) {
             return Verdict::Park(Parked::Memory(None));
         }
+        // Where bytes are what limits, other idle instances have as much claim to them: one batch that takes all that is left
+        // would keep them idle.
+        let share = ByteSize(device.left().0 / model.idle_instances().max(1));
         let size = match size(now, model, lead, device.left()) {
+            Ok(all) if all.limited_by == LimitedBy::Bytes => size(now, model, lead, share).unwrap_or(all),
             Ok(size) => size,
             Err(NoRoom { needed }) => return self.no_room(now, id, (slot, lead), needed),
         };

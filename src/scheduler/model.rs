@@ -68,6 +68,11 @@ impl Model {
         self.instances.iter().filter(may_take).min_by_key(|instance| (instance.held, instance.free_at)).copied()
     }
 
+    /// Instances that have nothing to do.
+    pub(super) fn idle_instances(&self) -> u64 {
+        self.instances.iter().filter(|instance| instance.held == 0).count() as u64
+    }
+
     /// An instance has taken a batch.
     pub(super) fn occupy(&mut self, id: InstanceId, now: Instant, duration: Option<Duration>) {
         if let Some(instance) = self.instances.iter_mut().find(|instance| instance.id == id) {
