@@ -7,7 +7,7 @@ pub mod settings;
 pub mod spec;
 pub mod table;
 
-pub use derive::{Derived, confirm_batch_axis, derive};
+pub use derive::{Derived, derive};
 pub use name::check_name;
 pub use request::{InferRequest, InferResponse, InputTensor, InvalidRequest, OutputTensor, ValidRequest};
 pub use settings::Settings;

@@ -8,7 +8,6 @@ mod padding;
 
 use super::settings::BatchAxis;
 use super::{Dim, Graph, Settings, Side, TensorSpec, check_name};
-use crate::tensor::Shape;
 use crate::units::Rows;
 
 /// What the graph and the settings make of a model.
@@ -19,8 +18,7 @@ pub struct Derived {
     /// Why there is no batch axis, in words for the operator; `None` where there is one.
     pub unbatched_reason: Option<String>,
     /// What the graph's names leave open, in words; empty where they prove the axis. If there is anything, the axis may be
-    /// used only after runs at several row counts, with rows that are equal and rows that differ, pass
-    /// [`confirm_batch_axis`].
+    /// used only after runs at several row counts gave as many rows as went in (`runtime::calibrate`).
     pub unproven: Vec<String>,
     /// The largest number of rows in one batch: 1 without a batch axis, `None` if it is to be found while loading.
     pub max_batch_size: Option<Rows>,
@@ -69,28 +67,6 @@ pub fn derive(name: &str, graph: &Graph, settings: &Settings) -> Result<Derived,
             Derived { batch_axis: None, unbatched_reason: Some(reason), unproven: Vec::new(), max_batch_size: Some(1) }
         }
     })
-}
-
-/// Whether a run with `rows` rows gave every output that many along the batch axis. `observed` are the shapes of the
-/// outputs in the graph's order.
-///
-/// # Errors
-/// Which output did not, and what it gave: the reason why the model has no batch axis.
-pub fn confirm_batch_axis(outputs: &[TensorSpec], axis: usize, rows: Rows, observed: &[Shape]) -> Result<(), String> {
-    if outputs.len() != observed.len() {
-        return Err(format!("a run gave {} outputs where the graph declares {}", observed.len(), outputs.len()));
-    }
-    for (output, shape) in outputs.iter().zip(observed) {
-        if shape.get(axis).copied() != usize::try_from(rows).ok() {
-            let gave = shape.get(axis).map_or_else(|| format!("only {} axes", shape.len()), ToString::to_string);
-            return Err(format!(
-                "output '{}' gave {gave} along axis {axis} for {rows} rows, so rows could not be scattered back: requests \
-                 run one by one",
-                output.name
-            ));
-        }
-    }
-    Ok(())
 }
 
 /// What the graph says of an axis.

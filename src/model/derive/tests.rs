@@ -170,15 +170,3 @@ fn names_in_the_settings_must_be_names_in_the_graph() {
         assert!(faults.iter().any(|found| found == fault), "{fault}: {faults:#?}");
     }
 }
-
-#[test]
-fn a_run_confirms_the_axis_or_says_which_output_does_not() {
-    let outputs = graph(&[], &["y[n, 2]", "z[?]"]).outputs;
-    let shapes = |z: &[usize]| [Shape::from_slice(&[3, 2]), Shape::from_slice(z)];
-    assert_eq!(confirm_batch_axis(&outputs, 0, 3, &shapes(&[3])), Ok(()));
-    for (z, gave) in [(&[1][..], "gave 1 along axis 0 for 3 rows"), (&[], "gave only 0 axes along axis 0")] {
-        let reason = confirm_batch_axis(&outputs, 0, 3, &shapes(z)).expect_err("not the rows");
-        assert!(reason.starts_with(&format!("output 'z' {gave}")), "{reason}");
-    }
-    assert!(confirm_batch_axis(&outputs, 0, 3, &shapes(&[3])[..1]).is_err());
-}
