@@ -20,8 +20,8 @@ LEVELS = [1.0, 0.5, 0.25, 0.12, 0.06, 1.0]
 # Model folder, case of the load generator, largest batch, sizes tried as static ones, rows of a request: enough that the
 # model and not the load generator is what is measured.
 MODELS = {
-    "wide": ("tests/models/wide", "wide", 64, [1, 4, 16, 64], 8),
-    "minilm": ("models/minilm", "minilm:64", 32, [1, 4, 16], 1),
+    "wide": ("tests/models/wide", "wide", 64, [1, 2, 8, 64], 8),
+    "minilm": ("models/minilm", "minilm:64", 32, [1, 4], 1),
 }
 
 
@@ -46,7 +46,7 @@ class Run:
     def load(self, seconds):
         command = [self.folder / "examples/loadgen", "--address", self.server.address, "--case", self.case, "--connections",
                    str(self.arguments.connections), "--seconds", str(seconds), "--rows", str(self.rows)]
-        return subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, text=True)
+        return subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def bytes_per_row(run):
@@ -71,7 +71,10 @@ def paired(arguments, folder, name, limits, per_row):
                 runs[key].server.memory(limit=int(limit))
             for _ in range(arguments.rounds):
                 for key in rates:
-                    result = json.loads(runs[key].load(arguments.static_seconds).communicate()[0])
+                    out, err = runs[key].load(arguments.static_seconds).communicate()
+                    if not out:
+                        sys.exit(f"{name}, {key} at {level:.0%}: {err[:400]}")
+                    result = json.loads(out)
                     if result["errors"] or result["wrong"]:
                         sys.exit(f"{name}, {key} at {level:.0%}: {result['first_error']}")
                     rates[key].append(result["rows_per_second"])
