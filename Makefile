@@ -41,12 +41,11 @@ test-clients: test-setup
 bench: setup
 	load-tests/bench.sh $(ARGS)
 
-# A squeeze rehearsed on the host, two minutes of disorder, and a control group with room for 1.3 rows (needs root).
+# A squeeze rehearsed on the host, and two minutes of disorder.
 squeeze: setup
 	cargo build --release --locked --examples
 	$(PYTHON) load-tests/squeeze.py $(ARGS)
 	$(PYTHON) load-tests/chaos.py
-	$(PYTHON) load-tests/ceiling.py
 
 fmt:
 	cargo fmt --check
