@@ -4,6 +4,7 @@
 //! everything else speaks to it through bounded channels. Tensors and reply channels stay here: the scheduler sees only
 //! [`crate::scheduler::RequestMeta`].
 
+mod answer;
 mod classes;
 mod handle;
 mod pending;

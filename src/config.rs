@@ -3,10 +3,11 @@
 //! Values come in layers, the later over the earlier: config/concertina.toml (which the binary carries, and which is the
 //! only source of defaults), the user's file, the environment, flags.
 
-use crate::keys::value::{auto_or, bytes, choice, count, duration, integer, text, text_or_empty};
+use crate::keys::value::{auto_or, bytes, choice, count, duration, integer, number, text, text_or_empty};
 use crate::keys::{HIDDEN, Keys, Origin, Relation};
 use crate::model::Settings;
 use crate::model::settings::DEFAULTS;
+use crate::signal::Scaling;
 use crate::units::{ByteSize, Rows};
 use std::ffi::OsString;
 use std::num::{NonZeroU32, NonZeroUsize};
@@ -36,6 +37,8 @@ pub struct Config {
     pub model: Settings,
     /// The memory that models may use.
     pub memory: Memory,
+    /// How the scaling signal is made.
+    pub scaling: Scaling,
     /// Who may change things while the server runs.
     pub admin: Admin,
     /// How the server ends.
@@ -235,6 +238,8 @@ fn read(keys: &mut Keys) -> Option<Config> {
     let model = model(keys);
     let limit = keys.read("memory.limit", MemoryLimit::read);
     let headroom = keys.read("memory.headroom", headroom);
+    let target = keys.read("scaling.target", number(0.05..=1.0));
+    let window = keys.read("scaling.window", seconds(3, 600));
     let token = keys.read("admin.token", token);
     let announce = keys.read("drain.announce", auto_or(seconds(0, 600)));
     let grace = keys.read("drain.grace", seconds(0, 3600));
@@ -259,6 +264,7 @@ fn read(keys: &mut Keys) -> Option<Config> {
         http: http?,
         model: model?,
         memory: Memory { limit: limit?, headroom: headroom? },
+        scaling: Scaling { target: target?, window: window? },
         admin: Admin { token: token? },
         drain: Drain { announce: announce?, grace: grace? },
         log: Log { format: format?, level: level? },

@@ -31,6 +31,8 @@ pub use body::Bodies;
 pub use error::Code;
 
 use crate::batcher::Batcher;
+use crate::clock::Clock;
+use crate::metrics::Stage;
 use crate::model::{ModelSpec, Table};
 use arc_swap::ArcSwap;
 use axum::Router;
@@ -69,6 +71,9 @@ pub enum Phase {
     Closing,
 }
 
+/// Told of a model and how long a stage of one of its requests took.
+pub type Spent = Box<dyn Fn(&ModelSpec, Stage, Duration) + Send + Sync>;
+
 /// Told of a model and the rows that somebody wants from it.
 pub type Offered = Box<dyn Fn(&ModelSpec, u32) + Send + Sync>;
 
@@ -86,6 +91,10 @@ pub struct AppState {
     pub phase: watch::Receiver<Phase>,
     /// Told of each request that fits its model, before anybody can refuse it for want of room.
     pub offered: Offered,
+    /// Told how long it took to read a request and to write its answer.
+    pub spent: Spent,
+    /// Times them.
+    pub clock: Clock,
     /// All metrics in the text format of Prometheus.
     pub metrics: Box<dyn Fn() -> String + Send + Sync>,
     /// What the admin routes do; `None`: there are none.

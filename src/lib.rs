@@ -21,7 +21,7 @@
 //! 5. The loop joins the parts of each request and answers it.
 //!
 //! Beside this way: [`repository`] finds, loads, measures and replaces models and publishes [`model::Table`]; [`config`]
-//! turns texts into checked values, over [`keys`]; [`metrics`] names every number; [`memory`] owns the bytes of a device,
+//! turns texts into checked values, over [`keys`]; [`metrics`] names every number, [`signal`] makes of them the one to scale on; [`memory`] owns the bytes of a device,
 //! [`sampler`] looks after them, and [`admin`] shows and limits them while serving; [`profile`] measures a model for a person;
 //! [`server`] assembles and ends everything; [`cli`] is what a person types; [`clock`] is the one place that reads the time;
 //! [`tensor`] and [`units`] are the words
@@ -61,5 +61,6 @@ pub mod runtime;
 pub mod sampler;
 pub mod scheduler;
 pub mod server;
+pub mod signal;
 pub mod tensor;
 pub mod units;

@@ -43,7 +43,7 @@ pub async fn sample(
             told = Some(sample);
         }
         if looks.is_multiple_of(PUBLISH_EVERY) {
-            metrics.ledger(&device.stats());
+            metrics.ledger(device.stats());
         }
         looks = looks.wrapping_add(1);
     }

@@ -56,7 +56,7 @@ async fn serve_until_signal(config: Config, runtime: Runtime, cores: usize) -> a
     let clock = Clock::start();
     let metrics = Arc::new(Metrics::new());
     let max_in_flight = config.http.max_in_flight_requests.get();
-    let (batcher_loop, ends) = Loop::new(max_in_flight, clock, Arc::clone(&metrics));
+    let (batcher_loop, ends) = Loop::new(max_in_flight, config.scaling, clock, Arc::clone(&metrics));
     let batching = tokio::spawn(batcher_loop.run());
 
     let models = Arc::new(ArcSwap::from_pointee(Table::default()));
@@ -71,7 +71,7 @@ async fn serve_until_signal(config: Config, runtime: Runtime, cores: usize) -> a
     let managing = tokio::spawn(manager.run(config.clone(), ends.events));
 
     let (phase, phases) = watch::channel(Phase::Serving);
-    let mut state = app_state(&config, ends.batcher, models, phases.clone(), Arc::clone(&metrics));
+    let mut state = app_state(&config, ends.batcher, models, phases.clone(), (Arc::clone(&metrics), clock));
     state.admin = config.admin.token.clone().map(|token| memory.admin(token));
     let app = router(Arc::new(state)).layer(axum::middleware::from_fn_with_state((metrics, clock), count));
     let serving = tokio::spawn(serve(listener, app, serve_limits(&config), phases));
@@ -108,9 +108,9 @@ fn app_state(
     batcher: crate::batcher::Batcher,
     models: Arc<ArcSwap<Table>>,
     phase: watch::Receiver<Phase>,
-    metrics: Arc<Metrics>,
+    (metrics, clock): (Arc<Metrics>, Clock),
 ) -> AppState {
-    let offered = Arc::clone(&metrics);
+    let (offered, spent) = (Arc::clone(&metrics), Arc::clone(&metrics));
     AppState {
         batcher,
         models,
@@ -122,6 +122,12 @@ fn app_state(
         bodies: Bodies::new(config.http.max_bodies_bytes.0),
         phase,
         offered: Box::new(move |model, rows| offered.offered(&model.name, model.version, rows)),
+        spent: Box::new(move |model, stage, time| {
+            if let Some(model) = spent.known(&model.name, model.version) {
+                model.spent(stage, time);
+            }
+        }),
+        clock,
         metrics: Box::new(move || String::from_utf8_lossy(&metrics.encode()).into_owned()),
         admin: None,
     }

@@ -3,6 +3,7 @@
 
 use concertina::batcher::{Batcher, Control, Ends, Event, InferError, Loop, ModelLoad};
 use concertina::clock::Clock;
+use concertina::config::Config;
 use concertina::metrics::Metrics;
 use concertina::model::{Dim, InferRequest, InferResponse, InputTensor, ModelSpec, Settings, TensorSpec, ValidRequest};
 use concertina::runtime::batch::Stages;
@@ -58,7 +59,7 @@ fn spec() -> ModelSpec {
 
 async fn start(instances: u32, max_in_flight: usize) -> Server {
     let clock = Clock::start();
-    let (task, ends) = Loop::new(max_in_flight, clock, Arc::new(Metrics::new()));
+    let (task, ends) = Loop::new(max_in_flight, Config::default().scaling, clock, Arc::new(Metrics::new()));
     let Ends { batcher, control, completions, events, .. } = ends;
     let finished = tokio::spawn(task.run());
     let spec = Arc::new(spec());

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Which modules each module may name. A module that is not here is a new part of the architecture: say what it may use.
-const DIRECTIONS: [(&str, &[&str]); 18] = [
+const DIRECTIONS: [(&str, &[&str]); 19] = [
     ("main", &["cli", "profile", "runtime", "server"]),
     ("cli", &["config", "keys", "model", "profile", "repository", "tensor", "units"]),
     // Measures on the same device as the server, with the same loader.
@@ -32,16 +32,18 @@ const DIRECTIONS: [(&str, &[&str]); 18] = [
     // What stands behind the admin routes; HTTP itself does not know what memory is.
     ("admin", &["clock", "config", "http", "keys", "memory", "units"]),
     ("sampler", &["batcher", "clock", "memory", "metrics", "scheduler"]),
-    ("http", &["batcher", "metrics", "model", "tensor", "units"]),
+    ("http", &["batcher", "clock", "metrics", "model", "tensor", "units"]),
     // The loader hands what it loads to the batcher, with a plan for the scheduler.
     (
         "repository",
         &["batcher", "clock", "config", "keys", "memory", "metrics", "model", "runtime", "scheduler", "units"],
     ),
-    ("batcher", &["clock", "metrics", "model", "runtime", "scheduler", "tensor", "units"]),
+    ("batcher", &["clock", "metrics", "model", "runtime", "scheduler", "signal", "tensor", "units"]),
     ("runtime", &["clock", "memory", "model", "tensor", "units"]),
-    ("config", &["keys", "model", "units"]),
-    ("metrics", &["memory", "scheduler", "units"]),
+    ("config", &["keys", "model", "signal", "units"]),
+    ("metrics", &["memory", "scheduler", "signal", "units"]),
+    // Pure, as the scheduler: what it is made of comes in as numbers.
+    ("signal", &["units"]),
     ("clock", &["units"]),
     ("model", &["keys", "tensor", "units"]),
     ("memory", &["units"]),

@@ -2,10 +2,12 @@
 
 use super::handle::{Arrival, InferError, Reply, Ticket};
 use crate::model::{InferResponse, OutputTensor, ValidRequest};
+use crate::runtime::batch::Stages;
 use crate::tensor::{Tensor, rows};
 use crate::units::{Instant, RequestId, Rows};
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// One request that has no answer yet.
 #[derive(Debug)]
@@ -16,14 +18,18 @@ pub(super) struct Pending {
     pub(super) dispatched: Option<Instant>,
     /// What the model said when a batch with this request failed.
     pub(super) fault: Option<String>,
+    /// Gathering, computing and scattering, of all batches that it had rows in.
+    pub(super) batches: [Duration; 3],
     parts: Vec<(Rows, Vec<Tensor>)>,
     reply: Reply,
     _ticket: Ticket,
 }
 
 impl Pending {
-    /// Adds the outputs of the rows that begin at `start`.
-    pub(super) fn add(&mut self, start: Rows, outputs: Vec<Tensor>) {
+    /// Adds the outputs of the rows that begin at `start`, from a batch that took so long.
+    pub(super) fn add(&mut self, start: Rows, outputs: Vec<Tensor>, stages: Stages) {
+        let Stages { gather, compute, scatter, .. } = stages;
+        self.batches.iter_mut().zip([gather, compute, scatter]).for_each(|(sum, time)| *sum += time);
         self.parts.push((start, outputs));
     }
 
@@ -71,6 +77,7 @@ impl PendingTable {
             arrived: now,
             dispatched: None,
             fault: None,
+            batches: Default::default(),
             parts: Vec::new(),
             reply,
             _ticket: ticket,

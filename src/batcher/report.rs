@@ -1,55 +1,105 @@
 //! What the loop tells the metrics: the scheduler itself counts nothing.
 
 use super::run::{Flight, Loop};
+use crate::metrics::Stage;
 use crate::runtime::{Completion, RunError};
-use crate::units::ByteSize;
+use crate::signal::Reading;
+use crate::units::{ByteSize, Instant};
 use std::time::Duration;
 
 /// The time between two publications of queue lengths: they cost more than counting, and nobody looks oftener.
 const PUBLICATION: Duration = Duration::from_millis(50);
 
+/// The same while nothing happens and the scaling signal still falls.
+const SETTLING: Duration = Duration::from_millis(250);
+
 impl Loop {
     pub(super) fn observe(&self, flight: &Flight, completion: &Completion) {
         let Some(model) = self.models.get(&flight.model) else { return };
         let metrics = &model.metrics;
+        let dispatch = &flight.dispatch;
         match &completion.result {
-            Ok(_) => &metrics.done,
-            Err(RunError::OutOfMemory { .. }) => &metrics.out_of_memory,
-            Err(RunError::Model(_)) => &metrics.failed,
-            Err(RunError::Lost(_)) => &metrics.instance_lost,
+            Ok(_) => metrics.done.inc(),
+            Err(RunError::OutOfMemory { .. }) => {
+                metrics.out_of_memory.inc();
+                metrics.retried[0].inc_by(u64::from(dispatch.rows));
+                metrics.halvings.inc_by(u64::from(dispatch.rows > 1));
+            }
+            Err(RunError::Model(_)) => {
+                metrics.failed.inc();
+                // The only one of a batch is not tried again.
+                if dispatch.parts.iter().any(|part| part.request != dispatch.parts[0].request) {
+                    metrics.retried[1].inc_by(u64::from(dispatch.rows));
+                    metrics.halvings.inc();
+                }
+            }
+            Err(RunError::Lost(_)) => {
+                metrics.instance_lost.inc();
+                metrics.retried[2].inc_by(u64::from(dispatch.rows));
+            }
         }
-        .inc();
-        let stages = [completion.stages.gather, completion.stages.compute, completion.stages.scatter];
-        metrics.stages.iter().zip(stages).for_each(|(counter, seconds)| counter.inc_by(seconds.as_secs_f64()));
-        if completion.result.is_ok() && flight.dispatch.bytes > ByteSize::ZERO {
-            metrics.bytes_ratio.observe(completion.bytes.0 as f64 / flight.dispatch.bytes.0 as f64);
+        metrics.triton.executions.inc_by(u64::from(completion.result.is_ok()));
+        metrics.spent(Stage::Gather, completion.stages.gather);
+        metrics.spent(Stage::Compute, completion.stages.compute);
+        metrics.spent(Stage::Scatter, completion.stages.scatter);
+        if completion.result.is_ok() && dispatch.bytes > ByteSize::ZERO {
+            metrics.bytes_ratio.observe(completion.bytes.0 as f64 / dispatch.bytes.0 as f64);
         }
-        if let (Ok(_), Some(predicted)) = (&completion.result, flight.dispatch.duration)
+        if let (Ok(_), Some(predicted)) = (&completion.result, dispatch.duration)
             && !predicted.is_zero()
         {
             metrics.seconds_ratio.observe(completion.stages.total().as_secs_f64() / predicted.as_secs_f64());
         }
     }
 
-    /// Publishes queue lengths, not oftener than somebody could look.
+    /// Publishes queue lengths and the scaling signal, not oftener than somebody could look.
     pub(super) fn publish(&mut self) {
         let now = self.clock.now();
         if now < self.next_publication {
             return;
         }
-        self.next_publication = now + PUBLICATION;
-        self.changed = false;
+        let mut readings = Vec::with_capacity(self.models.len());
         for stats in self.scheduler.model_stats() {
             let Some(model) = self.models.get(&stats.model) else { continue };
-            model.metrics.queue_requests.set(i64::try_from(stats.queued_requests).unwrap_or(i64::MAX));
-            model.metrics.queue_rows.set(i64::try_from(stats.queued_rows).unwrap_or(i64::MAX));
+            let metrics = &model.metrics;
+            metrics.queue_requests.set(signed(stats.queued_requests));
+            metrics.triton.pending.set(signed(stats.queued_requests));
+            metrics.queue_rows.set(signed(stats.queued_rows));
+            metrics.instances.set(signed(stats.instances as u64));
+            let age = stats.oldest_arrival.map_or(0.0, |arrival| now.since(arrival).as_secs_f64());
+            metrics.queue_oldest_seconds.set(age);
+            readings.push(Reading {
+                model: stats.model,
+                device: stats.device,
+                offered: metrics.offered_rows.get(),
+                waiting: stats.queued_rows + stats.retrying_rows,
+                capacity: stats.knee_rows_per_second,
+            });
         }
-        for stats in self.scheduler.device_stats() {
-            self.metrics.memory(stats.device, "run_reserved", stats.reserved);
-            // Without a measurement yet there is no budget to speak of.
-            if stats.budget < ByteSize::MAX {
-                self.metrics.memory(stats.device, "run_budget", stats.budget);
+        let signal = self.signals.read(now, &readings);
+        for ((id, offered, saturation), reading) in signal.models.iter().zip(&readings) {
+            if let Some(model) = self.models.get(id) {
+                model.metrics.offered_rate.set(*offered);
+                model.metrics.saturated(reading.capacity, *saturation);
             }
         }
+        self.metrics.signal(&signal);
+        for stats in self.scheduler.device_stats() {
+            // Without a measurement yet there is no budget to speak of.
+            let budget = Some(stats.budget).filter(|budget| *budget < ByteSize::MAX);
+            self.metrics.run_bytes(stats.device, stats.reserved, budget);
+        }
+        (self.changed, self.settling) = (false, signal.settling);
+        self.next_publication = now + if signal.settling { SETTLING } else { PUBLICATION };
     }
+
+    /// Something has happened: what is published follows soon.
+    pub(super) fn note_change(&mut self, now: Instant) {
+        self.changed = true;
+        self.next_publication = self.next_publication.min(now + PUBLICATION);
+    }
+}
+
+fn signed(count: u64) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
 }

@@ -4,13 +4,14 @@ use super::classes::Classes;
 use super::handle::{Arrival, Batcher, InferError, Message};
 use super::pending::PendingTable;
 use crate::clock::Clock;
-use crate::metrics::{Metrics, ModelMetrics};
+use crate::metrics::{Metrics, ModelMetrics, Stage};
 use crate::model::ModelSpec;
 use crate::runtime::{Batch, BatchPart, Completion, RunError, WorkerHandle};
 use crate::scheduler::{
-    Action, Dispatch, Input, MemorySample, ModelPlan, Observation, Outcome, Part, Rejection, RequestMeta, Scheduler,
+    Action, Dispatch, Input, MemorySample, ModelPlan, Observation, Outcome, Rejection, RequestMeta, Scheduler,
 };
-use crate::units::{BatchId, InstanceId, Instant, ModelId, RequestId};
+use crate::signal::{Scaling, Signals};
+use crate::units::{BatchId, InstanceId, Instant, ModelId};
 use std::collections::HashMap;
 use std::sync::Arc;
 use tokio::sync::{Notify, mpsc, oneshot};
@@ -95,7 +96,8 @@ pub struct Ends {
 pub(super) struct LoadedModel {
     pub(super) instances: Vec<InstanceId>,
     pub(super) classes: Classes,
-    pub(super) metrics: ModelMetrics,
+    pub(super) spec: Arc<ModelSpec>,
+    pub(super) metrics: Arc<ModelMetrics>,
 }
 
 pub(super) struct Flight {
@@ -107,6 +109,7 @@ pub(super) struct Flight {
 pub struct Loop {
     pub(super) clock: Clock,
     pub(super) metrics: Arc<Metrics>,
+    pub(super) signals: Signals,
     pub(super) scheduler: Scheduler,
     pub(super) pending: PendingTable,
     pub(super) models: HashMap<ModelId, LoadedModel>,
@@ -118,15 +121,17 @@ pub struct Loop {
     pub(super) events: mpsc::Sender<Event>,
     pub(super) trim: Arc<Notify>,
     pub(super) drained: Option<oneshot::Sender<()>>,
-    /// Whether something has happened since the last publication, and when the next one is due.
+    /// Whether something has happened since the last publication, whether what was published changes all the same, and when
+    /// the next one is due.
     pub(super) changed: bool,
+    pub(super) settling: bool,
     pub(super) next_publication: Instant,
 }
 
 impl Loop {
     /// A loop for at most `max_in_flight` requests at a time, and the ends to speak to it.
     #[must_use]
-    pub fn new(max_in_flight: usize, clock: Clock, metrics: Arc<Metrics>) -> (Self, Ends) {
+    pub fn new(max_in_flight: usize, scaling: Scaling, clock: Clock, metrics: Arc<Metrics>) -> (Self, Ends) {
         let (batcher, messages) = Batcher::new(max_in_flight);
         let (control, controls) = mpsc::channel(MAX_CONTROLS);
         let (completion_sender, completions) = mpsc::channel(MAX_COMPLETIONS);
@@ -136,6 +141,7 @@ impl Loop {
             trim: Arc::clone(&trim),
             clock,
             metrics,
+            signals: Signals::new(scaling),
             scheduler: Scheduler::new(),
             pending: PendingTable::default(),
             models: HashMap::new(),
@@ -147,6 +153,7 @@ impl Loop {
             events,
             drained: None,
             changed: false,
+            settling: false,
             next_publication: Instant::default(),
         };
         (this, Ends { batcher, control, completions: completion_sender, events: event_receiver, trim })
@@ -172,7 +179,7 @@ impl Loop {
     async fn run_until_drained(&mut self) {
         loop {
             // While something is inside, what is published follows; the last publication says that nothing is.
-            let publication = self.changed.then_some(self.next_publication);
+            let publication = (self.changed || self.settling).then_some(self.next_publication);
             let wake = self.scheduler.poll_timeout().into_iter().chain(publication).min();
             let wake = wake.map(|at| self.clock.to_tokio(at));
             let timer = async {
@@ -223,7 +230,10 @@ impl Loop {
         match message {
             Message::Arrive(arrival) => self.arrive(arrival),
             Message::Cancel(id) => {
-                self.pending.remove(id);
+                let gone = self.pending.remove(id);
+                if let Some(model) = gone.and_then(|pending| self.models.get(&pending.request.model.id)) {
+                    model.metrics.triton.cancelled();
+                }
                 self.handle(Input::Cancel(id));
             }
         }
@@ -257,8 +267,14 @@ impl Loop {
             Control::Unload(model) => {
                 self.handle(Input::Unload(model));
                 // Letting a worker's channel go ends its thread after the batches that it has.
-                for instance in self.models.remove(&model).map_or_else(Vec::new, |loaded| loaded.instances) {
-                    self.workers.remove(&instance);
+                let Some(gone) = self.models.remove(&model) else { return };
+                for instance in &gone.instances {
+                    self.workers.remove(instance);
+                }
+                let (name, version) = (&gone.spec.name, gone.spec.version);
+                // The same version may have been loaded anew: it goes on counting where the one before ends.
+                if !self.models.values().any(|other| other.spec.name == *name && other.spec.version == version) {
+                    self.metrics.forget(name, version);
                 }
             }
             Control::Memory(sample) => self.handle(Input::Memory(sample)),
@@ -285,14 +301,15 @@ impl Loop {
         let plan = ModelPlan { observations: observations.collect(), ..load.plan };
         let metrics = self.metrics.model(&load.spec.name, load.spec.version);
         let instances = plan.instances.clone();
-        self.models.insert(load.spec.id, LoadedModel { instances, classes, metrics });
+        self.models.insert(load.spec.id, LoadedModel { instances, classes, spec: load.spec, metrics });
         self.workers.extend(load.workers.into_iter().map(|worker| (worker.instance, worker)));
         self.handle(Input::Load(plan));
     }
 
     fn handle(&mut self, input: Input) {
-        self.changed = true;
-        self.scheduler.handle(self.clock.now(), input);
+        let now = self.clock.now();
+        self.note_change(now);
+        self.scheduler.handle(now, input);
     }
 
     fn act(&mut self) {
@@ -318,7 +335,9 @@ impl Loop {
             if pending.dispatched.is_none() {
                 pending.dispatched = Some(now);
                 if let Some(metrics) = metrics {
-                    metrics.queue_seconds.observe(now.since(pending.arrived).as_secs_f64());
+                    let waited = now.since(pending.arrived);
+                    metrics.queue_seconds.observe(waited.as_secs_f64());
+                    metrics.spent(Stage::Queue, waited);
                 }
             }
             parts.push(BatchPart { request: Arc::clone(&pending.request), start: part.start, rows: part.rows });
@@ -326,6 +345,7 @@ impl Loop {
         if let Some(metrics) = metrics {
             metrics.batch_rows.observe(f64::from(dispatch.rows));
             metrics.batch_fill_ratio.observe(f64::from(dispatch.rows) / f64::from(dispatch.padded_rows));
+            metrics.padding_rows.inc_by(u64::from(dispatch.padded_rows.saturating_sub(dispatch.rows)));
             metrics.limited(dispatch.limited_by).inc();
         }
         let (id, bytes) = (dispatch.batch, dispatch.bytes);
@@ -345,7 +365,7 @@ impl Loop {
         self.observe(&flight, &completion);
         let outcome = match completion.result {
             Ok(outputs) => {
-                self.deliver(&flight.dispatch.parts, outputs);
+                self.deliver(&flight.dispatch.parts, outputs, completion.stages);
                 Outcome::Done { duration: completion.stages.total(), bytes: completion.bytes }
             }
             Err(RunError::OutOfMemory { message }) => {
@@ -362,22 +382,6 @@ impl Loop {
             }
         };
         self.handle(Input::Complete(completion.batch, outcome));
-    }
-
-    fn deliver(&mut self, parts: &[Part], outputs: Vec<Vec<crate::tensor::Tensor>>) {
-        for (part, outputs) in parts.iter().zip(outputs) {
-            if let Some(pending) = self.pending.get_mut(part.request) {
-                pending.add(part.start, outputs);
-            }
-        }
-    }
-
-    fn remember_fault(&mut self, parts: &[Part], text: &str) {
-        for part in parts {
-            if let Some(pending) = self.pending.get_mut(part.request) {
-                pending.fault = Some(text.to_owned());
-            }
-        }
     }
 
     /// Publishes first, closes the door, and only then lets the scheduler place the rows elsewhere.
@@ -399,24 +403,6 @@ impl Loop {
             self.flights.remove(&id);
             self.handle(Input::Complete(id, Outcome::InstanceLost));
         }
-    }
-
-    fn finish(&mut self, id: RequestId) {
-        let pending = self.pending.remove(id).expect("the scheduler finishes only what is pending");
-        if let Err(error) = pending.finish() {
-            tracing::error!(request = %id, %error, "the parts of an answer do not fit together");
-        }
-    }
-
-    fn reject(&mut self, id: RequestId, rejection: Rejection) {
-        let pending = self.pending.remove(id).expect("the scheduler rejects only what is pending");
-        let spec = &pending.request.model;
-        self.metrics.reject(&spec.name, spec.version, &rejection);
-        let error = match (rejection, &pending.fault) {
-            (Rejection::Failed, Some(text)) => InferError::Model(text.clone()),
-            (rejection, _) => InferError::Rejected(rejection),
-        };
-        pending.fail(error);
     }
 
     fn is_drained(&self) -> bool {

@@ -5,6 +5,7 @@ use super::decode::Decoded;
 use super::error::ApiError;
 use super::path::ModelPath;
 use super::{AppState, Outcome, binary, body, decode, encode};
+use crate::metrics::Stage;
 use crate::model::ValidRequest;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse as _, Response};
@@ -38,6 +39,7 @@ async fn answer(
     let (body, _room) = body::read(&parts.headers, body, &state.limits, &state.bodies).await?;
     let model = path?.ready(state)?;
     outcome.model = Some(Arc::clone(&model));
+    let begun = state.clock.now();
     let Decoded { mut request, forms } = match binary::framing(&parts.headers, body.len())? {
         Framing::Json(json) => decode::decode(&body, json)?,
         Framing::Raw => binary::raw(&model, body)?,
@@ -46,6 +48,10 @@ async fn answer(
     let request = ValidRequest::new(Arc::clone(&model), request, state.limits.request_rows)?;
     outcome.rows = request.rows;
     (state.offered)(&model, request.rows);
+    (state.spent)(&model, Stage::Decode, state.clock.now().since(begun));
     let answer = state.batcher.infer(request).await?;
-    encode::encode(&model, &id, answer, &forms)
+    let begun = state.clock.now();
+    let encoded = encode::encode(&model, &id, answer, &forms);
+    (state.spent)(&model, Stage::Encode, state.clock.now().since(begun));
+    encoded
 }

@@ -122,7 +122,14 @@ impl Scheduler {
     }
 
     fn measure(&mut self, sample: MemorySample) {
-        self.devices.entry(sample.device).or_default().measure(sample);
+        let device = self.devices.entry(sample.device).or_default();
+        let before = device.budget();
+        device.measure(sample);
+        let now = device.budget();
+        if before != now {
+            let models = self.models.values_mut().filter(|model| model.plan.device == sample.device);
+            models.for_each(|model| model.budget_changed(before, now));
+        }
         self.unblock(sample.device);
     }
 

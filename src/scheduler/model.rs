@@ -1,10 +1,10 @@
 //! One model inside the scheduler: its plan, instances, queue and costs.
 
-use super::ModelPlan;
 use super::cost::{CostModel, Estimate};
 use super::policy::{Bounds, Ladder, form_batch};
 use super::queue::Queue;
-use crate::units::{ByteSize, ClassId, InstanceId, Instant};
+use super::{LimitedBy, ModelPlan};
+use crate::units::{ByteSize, ClassId, InstanceId, Instant, Rows};
 use std::time::Duration;
 
 /// The weight of the latest batch in the pace of a model.
@@ -43,6 +43,8 @@ pub(super) struct Model {
     pub(super) cost: CostModel,
     /// What serving costs; `None` as long as nothing is known.
     pub(super) pace: Option<Pace>,
+    /// The class that ran last, with its units.
+    recent: Option<(ClassId, u64)>,
     /// Rows in flight.
     pub(super) rows_in_flight: u64,
     /// Whether it is already in line to be looked at.
@@ -54,7 +56,7 @@ impl Model {
     pub(super) fn new(plan: ModelPlan) -> Self {
         let cost = CostModel::new(&plan.ladder, plan.knee_tolerance);
         let (instances, queue) = (Vec::new(), Queue::default());
-        Self { plan, instances, queue, cost, pace: None, rows_in_flight: 0, in_line: false }
+        Self { plan, instances, queue, cost, pace: None, recent: None, rows_in_flight: 0, in_line: false }
     }
 
     /// Its batch sizes.
@@ -91,14 +93,52 @@ impl Model {
 
     /// Learns what serving a class costs within `budget`, from its predictions.
     pub(super) fn note_pace(&mut self, class: ClassId, units: u64, budget: ByteSize) {
-        let estimate = self.cost.estimate(class, units);
-        let Some(per_row) = seconds_per_row(self.ladder(), estimate, budget) else { return };
+        self.recent = Some((class, units));
+        let Some(per_row) = self.seconds_per_row(class, units, budget) else { return };
         let per_unit = per_row / units.max(1) as f64;
         let blend = |old: f64, new: f64| old + PACE_WEIGHT * (new - old);
         self.pace = Some(match self.pace {
             None => Pace { per_row, per_unit },
             Some(pace) => Pace { per_row: blend(pace.per_row, per_row), per_unit: blend(pace.per_unit, per_unit) },
         });
+    }
+
+    /// The class that ran last, with its units.
+    pub(super) fn recent(&self) -> Option<(ClassId, u64)> {
+        self.recent
+    }
+
+    /// The budget has changed. The pace changes with it at once: who waits for the next batches to show it learns of a squeeze
+    /// by its own latency.
+    pub(super) fn budget_changed(&mut self, before: ByteSize, now: ByteSize) {
+        let (Some(pace), Some((class, units))) = (self.pace, self.recent) else { return };
+        let cost = |budget| self.seconds_per_row(class, units, budget);
+        if let (Some(old), Some(new)) = (cost(before), cost(now)) {
+            let factor = new / old.max(f64::MIN_POSITIVE);
+            self.pace = Some(Pace { per_row: pace.per_row * factor, per_unit: pace.per_unit * factor });
+        }
+    }
+
+    /// Seconds of one instance per row, all instances at work on the largest useful batches within `budget`, which they share.
+    /// Where that leaves them too little, fewer of them do more.
+    fn seconds_per_row(&self, class: ClassId, units: u64, budget: ByteSize) -> Option<f64> {
+        let estimate = self.cost.estimate(class, units);
+        let instances = self.instances.len().max(1) as u64;
+        let mut best = None;
+        let mut at_work = instances;
+        while at_work > 0 {
+            let (rows, fit) = largest_batch(self.ladder(), estimate, ByteSize(budget.0 / at_work));
+            // One row is taken to run when nothing else does: the prediction may be wrong.
+            if fit != Fit::None || at_work == 1 {
+                let per_row = estimate.seconds(rows)? / f64::from(rows) * instances as f64 / at_work as f64;
+                best = Some(best.map_or(per_row, |best: f64| best.min(per_row)));
+            }
+            if fit == Fit::Useful {
+                break;
+            }
+            at_work /= 2;
+        }
+        best
     }
 
     /// How long the instances need for so many elements; `None` as long as nothing is known.
@@ -113,9 +153,23 @@ impl Model {
     }
 }
 
-/// Seconds per row of the largest useful batch within `budget`.
-fn seconds_per_row(ladder: Ladder<'_>, estimate: Estimate<'_>, budget: ByteSize) -> Option<f64> {
+/// How well a budget serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fit {
+    /// The largest useful batch fits.
+    Useful,
+    /// A smaller one fits.
+    Short,
+    /// Not even one row is predicted to fit.
+    None,
+}
+
+/// The rows of the largest useful batch within `budget`.
+fn largest_batch(ladder: Ladder<'_>, estimate: Estimate<'_>, budget: ByteSize) -> (Rows, Fit) {
     let bounds = Bounds { rows: u64::MAX, knee: estimate.knee(), ceiling: None, bytes: budget };
-    let rows = form_batch(ladder, estimate, bounds).map_or_else(|_| ladder.smallest(), |size| size.padded_rows);
-    estimate.seconds(rows).map(|seconds| seconds / f64::from(rows))
+    match form_batch(ladder, estimate, bounds) {
+        Ok(size) if size.limited_by == LimitedBy::Bytes => (size.padded_rows, Fit::Short),
+        Ok(size) => (size.padded_rows, Fit::Useful),
+        Err(_) => (ladder.smallest(), Fit::None),
+    }
 }

@@ -9,6 +9,8 @@ use crate::units::{ByteSize, DeviceId, Instant, ModelId};
 pub struct ModelStats {
     /// The model.
     pub model: ModelId,
+    /// Where it runs.
+    pub device: DeviceId,
     /// Instances that work.
     pub instances: usize,
     /// Requests in the queue: those with rows that were never dispatched.
@@ -24,7 +26,7 @@ pub struct ModelStats {
     /// When the oldest request in the queue came.
     pub oldest_arrival: Option<Instant>,
     /// Rows per second of all instances together at the knee, within the present budget, for the classes that ran lately;
-    /// `None` as long as nothing is known.
+    /// zero if not even one row fits, `None` as long as nothing is known.
     pub knee_rows_per_second: Option<f64>,
 }
 
@@ -68,6 +70,7 @@ impl Scheduler {
         let instances = model.instances.len();
         ModelStats {
             model: id,
+            device: model.plan.device,
             instances,
             queued_requests: model.queue.requests,
             queued_rows: model.queue.rows,
@@ -75,7 +78,78 @@ impl Scheduler {
             retrying_rows: model.queue.returned_rows,
             rows_in_flight: model.rows_in_flight,
             oldest_arrival: oldest.map(|(_, request)| self.requests[&request].arrived),
-            knee_rows_per_second: model.pace.map(|pace| instances as f64 / pace.per_row),
+            knee_rows_per_second: self.capacity(model),
+        }
+    }
+
+    /// None at all where not even one row fits at present: what one row alone would give is no capacity then.
+    fn capacity(&self, model: &Model) -> Option<f64> {
+        let pace = model.pace?;
+        let budget = self.devices[&model.plan.device].budget();
+        let fits = model.recent().is_none_or(|(class, units)| model.least_bytes(class, units) <= budget);
+        Some(if fits { model.instances.len() as f64 / pace.per_row } else { 0.0 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scheduler::{Input, MemorySample, ModelPlan, Observation};
+    use crate::units::{ClassId, InstanceId};
+    use std::time::Duration;
+
+    /// 10 ms for up to 8 rows, then in proportion; 100 bytes a row.
+    fn scheduler(instances: u32) -> Scheduler {
+        let run = |rows: u32| Observation {
+            class: ClassId(0),
+            units: 1,
+            rows,
+            duration: Duration::from_millis(10 * u64::from(rows.div_ceil(8))),
+            bytes: ByteSize(100 * u64::from(rows)),
+        };
+        let plan = ModelPlan {
+            model: ModelId(1),
+            device: DeviceId(0),
+            instances: (0..instances).map(InstanceId).collect(),
+            ladder: vec![1, 2, 4, 8, 16],
+            round_up: false,
+            pipeline: 1,
+            max_queue_delay: Duration::ZERO,
+            max_queue_rows: 1000,
+            max_queue_bytes: ByteSize::MAX,
+            priority_levels: 1,
+            knee_tolerance: 0.03,
+            observations: [1, 2, 4, 8, 16].map(run).to_vec(),
+        };
+        let mut scheduler = Scheduler::new();
+        scheduler.handle(Instant(0), Input::Load(plan));
+        scheduler
+    }
+
+    #[test]
+    fn capacity_is_that_of_the_largest_useful_batches_which_fit_now() {
+        for (instances, budget, expected) in [
+            (1, u64::MAX, 800.0),
+            (1, 800, 800.0),
+            (1, 450, 400.0),
+            (1, 100, 100.0),
+            (1, 99, 0.0),
+            (2, 1600, 1600.0),
+            // Two of four rows, or one of eight: the same.
+            (2, 800, 800.0),
+            // Too little for two of one row.
+            (2, 150, 100.0),
+        ] {
+            let mut scheduler = scheduler(instances);
+            let capacity =
+                |scheduler: &Scheduler| scheduler.model_stats().next().unwrap().knee_rows_per_second.unwrap();
+            let full = capacity(&scheduler);
+            let sample = |budget| MemorySample { device: DeviceId(0), budget, capacity: ByteSize::MAX };
+            scheduler.handle(Instant(1), Input::Memory(sample(ByteSize(budget))));
+            let now = capacity(&scheduler);
+            assert!((now - expected).abs() < 0.01 * expected.max(1.0), "{instances}, {budget}: {now}");
+            scheduler.handle(Instant(2), Input::Memory(sample(ByteSize::MAX)));
+            assert!((capacity(&scheduler) - full).abs() < 1e-6, "a squeeze that has passed leaves nothing");
         }
     }
 }

@@ -5,6 +5,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{HeaderMap, Request, StatusCode};
 use concertina::batcher::{Batcher, InferError, Jobs};
+use concertina::clock::Clock;
 use concertina::http::{Admin, AppState, Bodies, Limits, Outcome, Phase, router};
 use concertina::model::{
     Dim, InferResponse, ModelSpec, ModelState, OutputTensor, Settings, Table, TensorSpec, ValidRequest,
@@ -88,6 +89,8 @@ fn assemble(specs: Vec<ModelSpec>, capacity: usize, admin: Option<Admin>) -> (Ap
         limits: Limits { body_bytes: BODY_LIMIT, body_read_timeout: Duration::from_secs(30), request_rows: 1000 },
         bodies: Bodies::new(2 * BODY_LIMIT as u64),
         offered: Box::new(|_, _| {}),
+        spent: Box::new(|_, _, _| {}),
+        clock: Clock::start(),
         phase: phase_receiver,
         metrics: Box::new(|| "up 1\n".to_owned()),
         admin,
