@@ -33,6 +33,8 @@ pub struct Config {
     pub runtime: Runtime,
     /// The limits of connections and requests.
     pub http: Http,
+    /// Whether and where gRPC is spoken, and its own limits.
+    pub grpc: Grpc,
     /// What holds for every model without a model.toml.
     pub model: Settings,
     /// The memory that models may use.
@@ -115,6 +117,15 @@ pub struct Http {
     pub max_request_rows: Rows,
     /// Requests inside the server.
     pub max_in_flight_requests: NonZeroUsize,
+}
+
+/// The section `[grpc]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Grpc {
+    /// HOST:PORT to listen on; `None`: no gRPC.
+    pub address: Option<String>,
+    /// Requests of one stream that run at a time.
+    pub max_stream_requests: NonZeroUsize,
 }
 
 /// The section `[admin]`.
@@ -235,6 +246,8 @@ fn read(keys: &mut Keys) -> Option<Config> {
     let library = keys.read("runtime.library", text_or_empty);
     let threads = keys.read("runtime.threads", auto_or(count(1024usize)));
     let http = http(keys);
+    let grpc_address = keys.read("grpc.address", grpc_address(address.as_deref()));
+    let max_stream_requests = keys.read("grpc.max_stream_requests", count(65536usize));
     let model = model(keys);
     let limit = keys.read("memory.limit", MemoryLimit::read);
     let headroom = keys.read("memory.headroom", headroom);
@@ -262,6 +275,7 @@ fn read(keys: &mut Keys) -> Option<Config> {
         models: Models { path: path?, name: name?, cache: cache? },
         runtime: Runtime { library: library?.map(PathBuf::from), threads: threads? },
         http: http?,
+        grpc: Grpc { address: grpc_address?, max_stream_requests: max_stream_requests? },
         model: model?,
         memory: Memory { limit: limit?, headroom: headroom? },
         scaling: Scaling { target: target?, window: window? },
@@ -325,6 +339,25 @@ fn address(value: &Value) -> Result<String, String> {
     });
     let allowed = || "HOST:PORT, such as \"127.0.0.1:8000\", \"0.0.0.0:8000\" or \"[::]:8000\"".to_owned();
     host_and_port.map(|(host, port)| format!("{host}:{port}")).ok_or_else(allowed)
+}
+
+/// Where gRPC is spoken if HTTP is at `http`.
+fn grpc_address(http: Option<&str>) -> impl Fn(&Value) -> Result<Option<String>, String> {
+    move |value| match value.as_str() {
+        Some("off") => Ok(None),
+        Some("auto") => match http.map(next_port) {
+            Some(None) => Err("\"off\" or HOST:PORT, since no port comes after that of server.address".to_owned()),
+            next => Ok(next.flatten()),
+        },
+        _ => address(value).map(Some).map_err(|allowed| format!("\"auto\", \"off\" or {allowed}")),
+    }
+}
+
+/// The same host with the port after this one; any free port stays any free port.
+fn next_port(address: &str) -> Option<String> {
+    let (host, port) = address.rsplit_once(':')?;
+    let port: u16 = port.parse().ok()?;
+    Some(format!("{host}:{}", if port == 0 { 0 } else { port.checked_add(1)? }))
 }
 
 fn file_path(value: &Value) -> Result<PathBuf, String> {

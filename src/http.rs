@@ -30,6 +30,15 @@ pub use admin::{Admin, ChangeMemory, MemoryChange};
 pub use body::Bodies;
 pub use error::Code;
 
+// What gRPC, another skin over the same, has in common with HTTP.
+pub(crate) use binary::normalised;
+pub(crate) use body::Room;
+pub(crate) use edge::caught;
+pub(crate) use error::ApiError;
+pub(crate) use metadata::{index_of, model_config, model_metadata, server_metadata};
+pub(crate) use path::ModelPath;
+pub(crate) use status::not_ready;
+
 use crate::batcher::Batcher;
 use crate::clock::Clock;
 use crate::metrics::Stage;
@@ -38,7 +47,6 @@ use arc_swap::ArcSwap;
 use axum::Router;
 use axum::http::HeaderValue;
 use axum::routing::{get, post};
-use error::ApiError;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;

@@ -23,7 +23,7 @@
 //! Beside this way: [`repository`] finds, loads, measures and replaces models and publishes [`model::Table`]; [`config`]
 //! turns texts into checked values, over [`keys`]; [`metrics`] names every number, [`signal`] makes of them the one to scale on; [`memory`] owns the bytes of a device,
 //! [`sampler`] looks after them, and [`admin`] shows and limits them while serving; [`profile`] measures a model for a person;
-//! [`server`] assembles and ends everything; [`cli`] is what a person types; [`clock`] is the one place that reads the time;
+//! [`grpc`] is a second skin beside [`http`], over the same ways in and out; [`server`] assembles and ends everything; [`cli`] is what a person types; [`clock`] is the one place that reads the time;
 //! [`tensor`] and [`units`] are the words
 //! that all others use.
 //!
@@ -50,6 +50,7 @@ pub mod batcher;
 pub mod cli;
 pub mod clock;
 pub mod config;
+pub mod grpc;
 pub mod http;
 pub mod keys;
 pub mod memory;

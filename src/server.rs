@@ -6,8 +6,9 @@ mod drain;
 use crate::batcher::Loop;
 use crate::clock::Clock;
 use crate::config::Config;
+use crate::grpc;
 use crate::http::serve::{ServeLimits, serve};
-use crate::http::{AppState, Bodies, Limits, Phase, router};
+use crate::http::{AppState, Bodies, Limits, Outcome, Phase, router};
 use crate::memory::{Backing, Device, DeviceOptions, HOST_ALIGNMENT, Host};
 use crate::metrics::Metrics;
 use crate::model::Table;
@@ -21,6 +22,7 @@ use anyhow::Context;
 use arc_swap::ArcSwap;
 use drain::{Parts, drain};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
@@ -50,8 +52,15 @@ async fn serve_until_signal(config: Config, runtime: Runtime, cores: usize) -> a
     let listener = TcpListener::bind(&config.address)
         .await
         .with_context(|| format!("cannot listen on {} (key server.address, flag --address)", config.address))?;
+    let grpc_listener = match &config.grpc.address {
+        None => None,
+        Some(address) => Some(TcpListener::bind(address).await.with_context(|| {
+            format!("cannot listen on {address} for gRPC (key grpc.address, flag --grpc-address; \"off\" does without)")
+        })?),
+    };
+    let grpc_address = grpc_listener.as_ref().and_then(|listener| listener.local_addr().ok());
     let admin_routes = if config.admin.token.is_some() { "on" } else { "off" };
-    tracing::info!(address = %listener.local_addr()?, admin_routes, "listening");
+    tracing::info!(address = %listener.local_addr()?, grpc = %shown(grpc_address), admin_routes, "listening");
 
     let clock = Clock::start();
     let metrics = Arc::new(Metrics::new());
@@ -73,8 +82,24 @@ async fn serve_until_signal(config: Config, runtime: Runtime, cores: usize) -> a
     let (phase, phases) = watch::channel(Phase::Serving);
     let mut state = app_state(&config, ends.batcher, models, phases.clone(), (Arc::clone(&metrics), clock));
     state.admin = config.admin.token.clone().map(|token| memory.admin(token));
-    let app = router(Arc::new(state)).layer(axum::middleware::from_fn_with_state((metrics, clock), count));
-    let serving = tokio::spawn(serve(listener, app, serve_limits(&config), phases));
+    let state = Arc::new(state);
+    let counted = Arc::clone(&metrics);
+    let calls = grpc::router(grpc::Grpc {
+        state: Arc::clone(&state),
+        stream_requests: config.grpc.max_stream_requests,
+        begins: Box::new(move || begins(&counted, clock)),
+    });
+    let app = router(state).layer(axum::middleware::from_fn_with_state((metrics, clock), count));
+    let limits = serve_limits(&config);
+    let serving = tokio::spawn(async move {
+        let http = serve(listener, app, limits.clone(), phases.clone());
+        let grpc = async {
+            if let Some(listener) = grpc_listener {
+                serve(listener, calls, limits, phases).await;
+            }
+        };
+        tokio::join!(http, grpc);
+    });
 
     let mut parts = Parts { batching, managing, sampling, serving };
     tokio::select! {
@@ -145,7 +170,30 @@ fn serve_limits(config: &Config) -> ServeLimits {
     }
 }
 
-/// Counts each inference by how it ended.
+/// Where gRPC is spoken, for the log.
+fn shown(address: Option<std::net::SocketAddr>) -> String {
+    address.map_or_else(|| "off".to_owned(), |address| address.to_string())
+}
+
+/// Counts one inference by gRPC: it is inside until what this answers is called or dropped.
+fn begins(metrics: &Arc<Metrics>, clock: Clock) -> grpc::Ended {
+    let started = clock.now();
+    let inside = metrics.request_begins();
+    let metrics = Arc::clone(metrics);
+    Box::new(move |outcome| {
+        drop(inside);
+        answered(&metrics, outcome, clock.now().since(started));
+    })
+}
+
+fn answered(metrics: &Metrics, outcome: &Outcome, took: Duration) {
+    if let Some(model) = &outcome.model {
+        let code = outcome.failure.map_or("ok", crate::http::Code::as_str);
+        metrics.answered(&model.name, model.version, code, took.as_secs_f64());
+    }
+}
+
+/// Counts each inference by HTTP by how it ended.
 async fn count(
     axum::extract::State((metrics, clock)): axum::extract::State<(Arc<Metrics>, Clock)>,
     request: axum::extract::Request,
@@ -155,11 +203,8 @@ async fn count(
     let inside = metrics.request_begins();
     let response = next.run(request).await;
     drop(inside);
-    if let Some(outcome) = response.extensions().get::<crate::http::Outcome>()
-        && let Some(model) = &outcome.model
-    {
-        let code = outcome.failure.map_or("ok", crate::http::Code::as_str);
-        metrics.answered(&model.name, model.version, code, clock.now().since(started).as_secs_f64());
+    if let Some(outcome) = response.extensions().get::<Outcome>() {
+        answered(&metrics, outcome, clock.now().since(started));
     }
     response
 }

@@ -25,6 +25,9 @@ pub struct Options {
     /// Where to listen [key: server.address]
     #[arg(long, value_name = "HOST:PORT", env = "CONCERTINA_ADDRESS")]
     address: Option<String>,
+    /// Where to listen for gRPC: HOST:PORT, auto (the port after that of HTTP) or off [key: grpc.address]
+    #[arg(long, value_name = "HOST:PORT", env = "CONCERTINA_GRPC_ADDRESS")]
+    grpc_address: Option<String>,
     /// The path of libonnxruntime.so [key: runtime.library]
     #[arg(long, value_name = "PATH", env = "CONCERTINA_ONNXRUNTIME")]
     onnxruntime: Option<String>,
@@ -105,6 +108,7 @@ impl Options {
             ("model_name", "models.name", &self.model_name),
             ("cache", "models.cache", &self.cache),
             ("address", "server.address", &self.address),
+            ("grpc_address", "grpc.address", &self.grpc_address),
             ("onnxruntime", "runtime.library", &self.onnxruntime),
             ("memory_limit", "memory.limit", &self.memory_limit),
             ("admin_token", "admin.token", &self.admin_token),

@@ -34,6 +34,8 @@ fn every_bad_value_is_refused_by_name() {
         ("http", "max_request_rows = 0", "an integer from 1 to 16777216"),
         ("http", "max_connections = 0", "an integer from 1 to 1000000"),
         ("http", "max_in_flight_requests = 2.5", "an integer from 1 to 1000000"),
+        ("grpc", "address = \"8001\"", "\"auto\", \"off\" or HOST:PORT"),
+        ("grpc", "max_stream_requests = 0", "an integer from 1 to 65536"),
         ("model", "batch_axis = -1", "\"auto\", \"none\" or an integer from 0 to 31"),
         ("model", "instances = 65", "\"auto\" or an integer from 1 to 64"),
         ("model", "intra_op_threads = 0", "\"auto\" or an integer from 1 to 1024"),
@@ -92,6 +94,21 @@ fn the_admin_token_is_never_shown() {
         let found = faults(file);
         assert!(found.iter().all(|fault| !fault.contains("S3CRET")), "{found:?}");
     }
+}
+
+#[test]
+fn grpc_follows_the_address_of_http_unless_it_has_its_own() {
+    let address = |http: &str, grpc: &str| {
+        let given = [over("server.address", http), over("grpc.address", grpc)];
+        Config::resolve(None, &given).expect("good addresses").grpc.address
+    };
+    assert_eq!(Config::default().grpc.address.as_deref(), Some("127.0.0.1:8001"));
+    assert_eq!(address("[::]:9000", "auto").as_deref(), Some("[::]:9001"));
+    assert_eq!(address("0.0.0.0:0", "auto").as_deref(), Some("0.0.0.0:0"));
+    let last = Config::resolve(None, &[over("server.address", "0.0.0.0:65535")]).expect_err("no port is left");
+    assert!(last[0].starts_with("grpc.address = \"auto\" (default): expected \"off\" or HOST:PORT"), "{last:?}");
+    assert_eq!(address("0.0.0.0:8000", "localhost:1").as_deref(), Some("localhost:1"));
+    assert_eq!(address("0.0.0.0:8000", "off"), None);
 }
 
 #[test]

@@ -92,7 +92,7 @@ fn string(body: &Chunks) -> Result<Chunks, ApiError> {
 }
 
 /// Binary data as it goes on: as it is, except that a BOOL is 0 or 1 (anything but zero reads as true).
-pub(super) fn normalised(datatype: DataType, data: Chunks) -> Chunks {
+pub(crate) fn normalised(datatype: DataType, data: Chunks) -> Chunks {
     if datatype != DataType::Bool || data.iter().all(|part| part.iter().all(|&byte| byte <= 1)) {
         return data;
     }

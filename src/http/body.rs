@@ -38,10 +38,10 @@ impl Bodies {
         Self { units: Arc::new(Semaphore::new(units)) }
     }
 
-    /// Room for one body, if it is there now.
-    fn admit(&self, bytes: u64) -> Result<Room, ApiError> {
+    /// Room for so many bytes of one body, if it is there now.
+    pub(crate) fn admit(&self, bytes: u64) -> Result<Room, ApiError> {
         let permit = Arc::clone(&self.units).try_acquire_many_owned(units(bytes)).map_err(|_| ApiError::BodiesFull)?;
-        Ok(Room { permit })
+        Ok(Room { permit, bytes })
     }
 }
 
@@ -51,19 +51,33 @@ fn units(bytes: u64) -> u32 {
 
 /// The room that a body takes up, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Room {
+pub(crate) struct Room {
     permit: OwnedSemaphorePermit,
+    bytes: u64,
 }
 
 impl Room {
-    /// Gives back what a body of so many bytes does not need.
-    fn shrink(&mut self, bytes: u64) {
-        drop(self.permit.split(self.permit.num_permits().saturating_sub(units(bytes) as usize)));
+    /// Makes room for so many bytes more.
+    pub(crate) fn grow(&mut self, bytes: u64) -> Result<(), ApiError> {
+        self.hold(self.bytes.saturating_add(bytes))
+    }
+
+    /// Makes room for so many bytes in all, unless it is there.
+    pub(crate) fn hold(&mut self, bytes: u64) -> Result<(), ApiError> {
+        let lacking = (units(bytes) as usize).saturating_sub(self.permit.num_permits());
+        if lacking > 0 {
+            let units = Arc::clone(self.permit.semaphore());
+            let lacking = u32::try_from(lacking).map_err(|_| ApiError::BodiesFull)?;
+            self.permit.merge(units.try_acquire_many_owned(lacking).map_err(|_| ApiError::BodiesFull)?);
+        }
+        self.bytes = self.bytes.max(bytes);
+        Ok(())
     }
 }
 
-/// Reads a whole body, and says what room it takes up until its request is answered. Reading stops at the limit; a body that
-/// announces more, or for which there is no room, is not read at all.
+/// Reads a whole body, and says what room it takes up until its request is answered. Reading stops at the limit and where
+/// there is no room; a body that announces more than the limit is not read at all. Only what has come counts: a client that
+/// announces much and sends nothing takes no room from the others.
 pub(super) async fn read(
     headers: &HeaderMap,
     body: Body,
@@ -71,17 +85,14 @@ pub(super) async fn read(
     bodies: &Bodies,
 ) -> Result<(Chunks, Room), ApiError> {
     let limit = limits.body_bytes;
-    let announced = body.size_hint();
-    if announced.lower() > limit as u64 {
+    if body.size_hint().lower() > limit as u64 {
         return Err(ApiError::BodyTooLarge { limit });
     }
-    // A body that does not say how long it is may become as long as the limit.
-    let mut room = bodies.admit(announced.upper().map_or(limit as u64, |upper| upper.min(limit as u64)))?;
-    let chunks = match tokio::time::timeout(limits.body_read_timeout, collect(body, limit)).await {
+    let mut room = bodies.admit(0)?;
+    let chunks = match tokio::time::timeout(limits.body_read_timeout, collect(body, limit, &mut room)).await {
         Ok(chunks) => chunks?,
         Err(_) => return Err(ApiError::BodyTimeout { limit: limits.body_read_timeout }),
     };
-    room.shrink(chunks.len() as u64);
     // Refused only now that the body is read, so that the connection can go on.
     match headers.get(CONTENT_ENCODING).map(|value| value.to_str().unwrap_or("?")) {
         None | Some("" | "identity") => Ok((chunks, room)),
@@ -89,7 +100,7 @@ pub(super) async fn read(
     }
 }
 
-async fn collect(mut body: Body, limit: usize) -> Result<Chunks, ApiError> {
+async fn collect(mut body: Body, limit: usize, room: &mut Room) -> Result<Chunks, ApiError> {
     let mut chunks = Chunks::new();
     let mut joined = BytesMut::new();
     while let Some(frame) = body.frame().await {
@@ -99,6 +110,7 @@ async fn collect(mut body: Body, limit: usize) -> Result<Chunks, ApiError> {
         if data.len() > limit - chunks.len() - joined.len() {
             return Err(ApiError::BodyTooLarge { limit });
         }
+        room.grow(data.len() as u64)?;
         if data.len() < SMALL_FRAME && chunks.iter().len() >= JOIN_AFTER_PARTS {
             joined.extend_from_slice(&data);
         } else {

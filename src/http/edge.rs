@@ -68,7 +68,7 @@ pub(super) async fn edge(State(edge): State<Edge>, request: Request, next: Next)
         path = request.uri().path()
     );
     let (request, unread) = Unread::watch(request);
-    let mut response = caught(next.run(request)).instrument(span).await;
+    let mut response = caught(next.run(request), || ApiError::Internal.into_response()).instrument(span).await;
     unread.settle(&mut response, edge.body_read_timeout).await;
     response.headers_mut().insert(REQUEST_ID, id);
     // From the announcement on kept connections are given up one by one, so that their clients find another server.
@@ -82,8 +82,8 @@ fn acceptable(id: &[u8]) -> bool {
     (1..=MAX_ID_LEN).contains(&id.len()) && id.iter().all(u8::is_ascii_graphic)
 }
 
-/// The response, or 500 if making it panics. The future is not polled again after a panic.
-async fn caught(response: impl Future<Output = Response>) -> Response {
+/// The response, or what `otherwise` says if making it panics. The future is not polled again after a panic.
+pub(crate) async fn caught(response: impl Future<Output = Response>, otherwise: impl FnOnce() -> Response) -> Response {
     let mut response = pin!(response);
     let outcome = poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| response.as_mut().poll(cx))) {
         Ok(poll) => poll.map(Ok),
@@ -91,7 +91,7 @@ async fn caught(response: impl Future<Output = Response>) -> Response {
     });
     outcome.await.unwrap_or_else(|panic| {
         tracing::error!(panic = text_of(&*panic), "a handler panicked");
-        ApiError::Internal.into_response()
+        otherwise()
     })
 }
 
@@ -105,7 +105,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_panic_becomes_an_answer() {
-        let response = caught(async { panic!("on purpose") }).await;
+        let response = caught(async { panic!("on purpose") }, || ApiError::Internal.into_response()).await;
         assert_eq!(response.status(), 500);
     }
 }

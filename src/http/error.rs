@@ -96,7 +96,7 @@ impl Code {
 
 /// Why a request is not answered as wished.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub(super) enum ApiError {
+pub(crate) enum ApiError {
     #[error("Not Found")]
     RouteNotFound,
     #[error("Method Not Allowed")]
@@ -168,12 +168,29 @@ struct Wire {
 }
 
 impl ApiError {
-    pub(super) fn invalid(message: impl Into<String>) -> Self {
+    pub(crate) fn invalid(message: impl Into<String>) -> Self {
         Self::Invalid(InvalidRequest::new(message))
     }
 
-    pub(super) fn code(&self) -> Code {
+    pub(crate) fn code(&self) -> Code {
         self.wire().code
+    }
+
+    /// After how many seconds it is worth trying again; `None`: it is not, as it is.
+    pub(crate) fn retry_after(&self) -> Option<u64> {
+        self.wire().retry_after.map(whole_seconds)
+    }
+
+    /// Logs the failure, once.
+    pub(crate) fn log(&self) {
+        let Wire { status, code, .. } = self.wire();
+        // Only what is a fault of model or server: a refusal for want of room or time is the client's to see, and a probe that
+        // finds a loading server asks again every second.
+        if status == StatusCode::INTERNAL_SERVER_ERROR {
+            tracing::warn!(status = status.as_u16(), code = code.as_str(), error = ?self, "request failed");
+        } else {
+            tracing::debug!(status = status.as_u16(), code = code.as_str(), error = %self, "request refused");
+        }
     }
 
     /// The table of status codes: the only place where they are decided.
@@ -215,13 +232,7 @@ impl ApiError {
         let wire = self.wire();
         body.insert("error".to_owned(), self.to_string().into());
         body.insert("code".to_owned(), wire.code.as_str().into());
-        // Only what is a fault of model or server: a refusal for want of room or time is the client's to see, and a probe that
-        // finds a loading server asks again every second.
-        if wire.status == axum::http::StatusCode::INTERNAL_SERVER_ERROR {
-            tracing::warn!(status = wire.status.as_u16(), code = wire.code.as_str(), error = ?self, "request failed");
-        } else {
-            tracing::debug!(status = wire.status.as_u16(), code = wire.code.as_str(), error = %self, "request refused");
-        }
+        self.log();
         let mut response = Response::new(Body::from(serde_json::Value::Object(body).to_string()));
         *response.status_mut() = wire.status;
         let headers = response.headers_mut();

@@ -14,11 +14,16 @@ use std::sync::Arc;
 const EXTENSIONS: [&str; 4] = ["binary_tensor_data", "parameters", "schedule_policy", "model_configuration"];
 
 pub(super) async fn server() -> Response {
-    json_response(&json!({
+    json_response(&server_metadata())
+}
+
+/// What the server is.
+pub(crate) fn server_metadata() -> Value {
+    json!({
         "name": env!("CARGO_PKG_NAME"),
         "version": env!("CARGO_PKG_VERSION"),
         "extensions": EXTENSIONS,
-    }))
+    })
 }
 
 pub(super) async fn models(State(state): State<Arc<AppState>>) -> Response {
@@ -27,7 +32,12 @@ pub(super) async fn models(State(state): State<Arc<AppState>>) -> Response {
 }
 
 pub(super) async fn model(State(state): State<Arc<AppState>>, path: ModelPath) -> Result<Response, ApiError> {
-    let spec = path.ready(&state)?;
+    model_metadata(&state, &path).map(|metadata| json_response(&metadata))
+}
+
+/// What a model is.
+pub(crate) fn model_metadata(state: &AppState, path: &ModelPath) -> Result<Value, ApiError> {
+    let spec = path.ready(state)?;
     let table = state.models.load();
     let versions: Vec<String> =
         table.ready().filter(|ready| ready.name == spec.name).map(|ready| ready.version.to_string()).collect();
@@ -35,18 +45,23 @@ pub(super) async fn model(State(state): State<Arc<AppState>>, path: ModelPath) -
         let tensor = |spec: &TensorSpec| json!({"name": spec.name, "datatype": spec.datatype.name(), "shape": spec.wire_shape()});
         specs.iter().map(tensor).collect()
     };
-    Ok(json_response(&json!({
+    Ok(json!({
         "name": spec.name,
         "versions": versions,
         "platform": "onnxruntime_onnx",
         "inputs": tensors(&spec.inputs),
         "outputs": tensors(&spec.outputs),
-    })))
+    }))
 }
 
 /// Triton's model configuration, as far as it is true here.
 pub(super) async fn config(State(state): State<Arc<AppState>>, path: ModelPath) -> Result<Response, ApiError> {
-    Ok(json_response(&config_of(&*path.ready(&state)?)))
+    model_config(&state, &path).map(|config| json_response(&config))
+}
+
+/// How a model is configured.
+pub(crate) fn model_config(state: &AppState, path: &ModelPath) -> Result<Value, ApiError> {
+    Ok(config_of(&*path.ready(state)?))
 }
 
 fn config_of(spec: &ModelSpec) -> Value {
@@ -100,6 +115,11 @@ pub(super) async fn repository_index(
     let (parts, body) = request.into_parts();
     let (body, _room) = body::read(&parts.headers, body, &state.limits, &state.bodies).await?;
     let only_ready = only_ready(&body.to_contiguous())?;
+    Ok(json_response(&index_of(&state, only_ready)))
+}
+
+/// Every version of every model, or only those that are ready.
+pub(crate) fn index_of(state: &AppState, only_ready: bool) -> Value {
     let table = state.models.load();
     let versions = table.models.iter().flat_map(|(name, versions)| versions.iter().map(move |entry| (name, entry)));
     let index: Vec<Value> = versions
@@ -113,7 +133,7 @@ pub(super) async fn repository_index(
             json!({"name": name, "version": version.to_string(), "state": word, "reason": reason})
         })
         .collect();
-    Ok(json_response(&Value::Array(index)))
+    Value::Array(index)
 }
 
 /// The body is empty, or an object in which `ready` may be true or false.

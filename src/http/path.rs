@@ -10,9 +10,9 @@ use std::sync::Arc;
 
 /// `/v2/models/{model}[/versions/{version}]`, percent-decoded once.
 #[derive(Debug)]
-pub(super) struct ModelPath {
-    pub(super) model: String,
-    pub(super) version: Option<u64>,
+pub(crate) struct ModelPath {
+    pub(crate) model: String,
+    pub(crate) version: Option<u64>,
 }
 
 #[derive(Deserialize)]
@@ -41,7 +41,7 @@ impl<S: Send + Sync> FromRequestParts<S> for ModelPath {
 
 impl ModelPath {
     /// The model, if it can serve.
-    pub(super) fn ready(&self, state: &AppState) -> Result<Arc<ModelSpec>, ApiError> {
+    pub(crate) fn ready(&self, state: &AppState) -> Result<Arc<ModelSpec>, ApiError> {
         match state.models.load().lookup(&self.model, self.version) {
             Lookup::Ready(spec) => Ok(spec),
             Lookup::NotReady(reason) => Err(ApiError::ModelNotReady { model: self.model.clone(), reason }),

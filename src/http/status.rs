@@ -28,16 +28,20 @@ pub(super) async fn live() -> Response {
 }
 
 pub(super) async fn ready(State(state): State<Arc<AppState>>) -> Response {
-    let reason = match *state.phase.borrow() {
-        Phase::Serving => state.models.load().not_ready_reason(),
-        Phase::Announced | Phase::Closing => Some("the server is draining".to_owned()),
-    };
-    match reason {
+    match not_ready(&state) {
         None => json_response(&json!({"live": true, "ready": true})),
         Some(reason) => {
             let error = ApiError::ServerNotReady(reason);
             error.respond(Map::from_iter([("ready".to_owned(), false.into())]))
         }
+    }
+}
+
+/// Why the server is not ready; `None` if it is.
+pub(crate) fn not_ready(state: &AppState) -> Option<String> {
+    match *state.phase.borrow() {
+        Phase::Serving => state.models.load().not_ready_reason(),
+        Phase::Announced | Phase::Closing => Some("the server is draining".to_owned()),
     }
 }
 

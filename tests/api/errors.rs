@@ -264,8 +264,9 @@ async fn bodies_inside_the_server_are_bounded_together() {
     let sized = |bytes: usize| Body::from(format!("{GOOD}{}", " ".repeat(bytes - GOOD.len())));
     let (mut first, mut second) = (Box::pin(app.infer(sized(BODY_LIMIT))), Box::pin(app.infer(sized(BODY_LIMIT))));
     assert!(poll_once(first.as_mut()).await.is_none() && poll_once(second.as_mut()).await.is_none());
-    // Neither is read: the body has no end, and what it would need is not there.
-    for body in [Body::from(GOOD), Body::new(Frames(Poll::Pending))] {
+    // The second has no end, and is read no further than there is room.
+    let endless = Frames(Poll::Ready(Bytes::from_static(&[b' '; 1024])));
+    for body in [Body::from(GOOD), Body::new(endless)] {
         let reply = tokio::time::timeout(Duration::from_secs(60), app.infer(body)).await.expect("refused, not queued");
         assert_eq!((reply.status.as_u16(), reply.error().1.as_str()), (503, "overloaded"));
         assert!(reply.header("retry-after").is_some());
@@ -287,6 +288,19 @@ async fn bodies_inside_the_server_are_bounded_together() {
         assert_eq!(request.await.status, 200);
     }
     assert_eq!(second.await.status, 200);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_that_is_announced_but_does_not_come_takes_no_room() {
+    let app = echo_app(vec![tensor("x", DataType::Uint8)]);
+    let mut silent: Vec<_> = (0..64).map(|_| Box::pin(app.infer(Body::new(Frames(Poll::Pending))))).collect();
+    for request in &mut silent {
+        assert!(poll_once(request.as_mut()).await.is_none());
+    }
+    assert_eq!(app.infer(GOOD).await.status, 200);
+    for request in silent {
+        assert_eq!(request.await.status, 408);
+    }
 }
 
 /// A body without an end, of the same frame again and again, or of none.

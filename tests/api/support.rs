@@ -75,6 +75,18 @@ pub(crate) fn app_with_admin(admin: Admin) -> App {
 }
 
 fn assemble(specs: Vec<ModelSpec>, capacity: usize, admin: Option<Admin>) -> (App, Jobs) {
+    let (state, server, jobs) = state(specs, capacity, admin);
+    (App { router: router(Arc::new(state)), models: server.models, phase: server.phase }, jobs)
+}
+
+/// What of a server tests change.
+pub(crate) struct Assembled {
+    pub(crate) models: Arc<ArcSwap<Table>>,
+    pub(crate) phase: watch::Sender<Phase>,
+}
+
+/// What routes need, and the other ends of it.
+pub(crate) fn state(specs: Vec<ModelSpec>, capacity: usize, admin: Option<Admin>) -> (AppState, Assembled, Jobs) {
     let mut table = Table { scanned: true, ..Table::default() };
     for spec in specs {
         let versions = table.models.entry(spec.name.clone()).or_default();
@@ -95,7 +107,7 @@ fn assemble(specs: Vec<ModelSpec>, capacity: usize, admin: Option<Admin>) -> (Ap
         metrics: Box::new(|| "up 1\n".to_owned()),
         admin,
     };
-    (App { router: router(Arc::new(state)), models, phase }, jobs)
+    (state, Assembled { models, phase }, jobs)
 }
 
 /// A server whose requests are answered by `answer`.

@@ -59,10 +59,12 @@ class Server:
     def __init__(self, models, *options):
         self.port = free_port()
         self.url = f"127.0.0.1:{self.port}"
+        self.grpc_url = f"127.0.0.1:{free_port()}"
         self.log = tempfile.TemporaryFile("w+b")
         runtime = next((ROOT / ".setup/onnxruntime").glob("libonnxruntime.so.*"), "")
         environment = {"CONCERTINA_ONNXRUNTIME": str(runtime)} | os.environ
-        command = [binary(), "serve", "--models", str(models), "--address", self.url, *options]
+        command = [binary(), "serve", "--models", str(models), "--address", self.url,
+                   "--grpc-address", self.grpc_url, *options]
         self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=self.log,
                                         stderr=subprocess.STDOUT)
         try:

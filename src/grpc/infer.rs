@@ -1,0 +1,120 @@
+//! One inference, and a stream of them.
+
+use super::proto::infer_parameter::ParameterChoice;
+use super::proto::model_infer_response::InferOutputTensor;
+use super::proto::{InferParameter, ModelInferRequest, ModelInferResponse, ModelStreamInferResponse};
+use super::status::status;
+use super::{Grpc, decode, path};
+use crate::batcher::{InferError, Rejection};
+use crate::http::{ApiError, Outcome};
+use crate::metrics::Stage;
+use crate::model::{InferResponse, ModelSpec, ValidRequest};
+use futures_util::stream::{BoxStream, StreamExt as _};
+use prost::Message as _;
+use std::sync::Arc;
+use std::time::Duration;
+use tonic::{Status, Streaming};
+
+/// Whether an answer is the last one to its request; in a stream, clients of models with several answers look for it.
+const FINAL: &str = "triton_final_response";
+
+/// Answers one request and counts it. `budget` is how long the client waits at all.
+pub(super) async fn infer(
+    grpc: &Grpc,
+    message: ModelInferRequest,
+    budget: Option<Duration>,
+) -> Result<ModelInferResponse, ApiError> {
+    let ended = (grpc.begins)();
+    let mut outcome = Outcome { model: None, failure: None, rows: 0 };
+    let answer = answer(grpc, message, budget, &mut outcome);
+    let result = match budget {
+        None => answer.await,
+        Some(budget) => tokio::time::timeout(budget, answer)
+            .await
+            .unwrap_or(Err(InferError::Rejected(Rejection::DeadlineExceeded).into())),
+    };
+    outcome.failure = result.as_ref().err().map(ApiError::code);
+    ended(&outcome);
+    result
+}
+
+async fn answer(
+    grpc: &Grpc,
+    mut message: ModelInferRequest,
+    budget: Option<Duration>,
+    outcome: &mut Outcome,
+) -> Result<ModelInferResponse, ApiError> {
+    let state = &grpc.state;
+    let path = path(std::mem::take(&mut message.model_name), &message.model_version)?;
+    // What is inside of it counts until it is answered; what was still arriving has counted before.
+    let mut room = state.bodies.admit(message.encoded_len() as u64)?;
+    let model = path.ready(state)?;
+    outcome.model = Some(Arc::clone(&model));
+    let begun = state.clock.now();
+    let mut request = decode::request(message, budget)?;
+    let id = std::mem::take(&mut request.id);
+    let request = ValidRequest::new(Arc::clone(&model), request, state.limits.request_rows)?;
+    // Typed contents are larger now than they were on the wire.
+    room.hold(request.bytes.0)?;
+    outcome.rows = request.rows;
+    (state.offered)(&model, request.rows);
+    (state.spent)(&model, Stage::Decode, state.clock.now().since(begun));
+    let answer = state.batcher.infer(request).await?;
+    let begun = state.clock.now();
+    let response = encode(&model, id, answer);
+    (state.spent)(&model, Stage::Encode, state.clock.now().since(begun));
+    response
+}
+
+/// The answer with raw contents, as Triton sends it whatever the form of the request.
+fn encode(model: &ModelSpec, id: String, answer: InferResponse) -> Result<ModelInferResponse, ApiError> {
+    let mut response = ModelInferResponse {
+        model_name: model.name.clone(),
+        model_version: model.version.to_string(),
+        id,
+        ..ModelInferResponse::default()
+    };
+    for output in answer.outputs {
+        let name = model.outputs.get(output.index).map(|spec| spec.name.clone()).ok_or(ApiError::Internal)?;
+        let tensor = output.tensor;
+        let shape = tensor.shape.iter().map(|&size| i64::try_from(size));
+        response.outputs.push(InferOutputTensor {
+            name,
+            datatype: tensor.datatype.name().to_owned(),
+            shape: shape.collect::<Result<_, _>>().map_err(|_| ApiError::Internal)?,
+            ..InferOutputTensor::default()
+        });
+        response.raw_output_contents.push(tensor.data.to_contiguous());
+    }
+    Ok(response)
+}
+
+/// Answers the requests of a stream in their order, some of them at a time. What is wrong with one of them is said in its
+/// place, and the stream goes on; only what makes the stream itself unreadable ends it.
+pub(super) fn stream(
+    grpc: Arc<Grpc>,
+    requests: Streaming<ModelInferRequest>,
+) -> BoxStream<'static, Result<ModelStreamInferResponse, Status>> {
+    let at_once = grpc.stream_requests.get();
+    requests
+        .map(move |message| {
+            let grpc = Arc::clone(&grpc);
+            async move { Ok(in_place(&grpc, message?).await) }
+        })
+        .buffered(at_once)
+        .boxed()
+}
+
+async fn in_place(grpc: &Grpc, message: ModelInferRequest) -> ModelStreamInferResponse {
+    let id = message.id.clone();
+    let (mut response, error_message) = match infer(grpc, message, None).await {
+        Ok(response) => (response, String::new()),
+        Err(error) => {
+            let words = status(&error).message().to_owned();
+            (ModelInferResponse { id, ..ModelInferResponse::default() }, words)
+        }
+    };
+    let last = InferParameter { parameter_choice: Some(ParameterChoice::BoolParam(true)) };
+    response.parameters.insert(FINAL.to_owned(), last);
+    ModelStreamInferResponse { error_message, infer_response: Some(response) }
+}
