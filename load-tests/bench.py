@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """The server against ONNX Runtime alone, on one machine in one run.
 
-For each model: ONNX Runtime alone in every layout and batch size (same library, same session options), then the server
-under closed-loop load from a separate process, in alternating rounds; medians. Prints the table and writes it, with the
-machine, to load-tests/results/bench.md (--output).
+For each model: ONNX Runtime alone in every layout and batch size (same library, same session options); then the best of them
+and the server under closed-loop load from a separate process take turns, and neighbouring turns are compared. Prints the
+table and writes it, with the machine, to load-tests/results/bench.md (--output).
 """
 import argparse
 import json
@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 
-from common import ROOT, Server, cpu_seconds, machine, resident_mib, target_folder
+from common import ROOT, Server, Turns, cpu_seconds, machine, quartiles, resident_mib, target_folder
 
 def ort_alone(folder, library, model, case, seconds, batches, layouts):
     found = subprocess.run([folder / "examples/ort_alone", "--library", library, "--model", model, "--case", case,
@@ -22,15 +22,10 @@ def ort_alone(folder, library, model, case, seconds, batches, layouts):
     return [json.loads(line) for line in found.stdout.splitlines()]
 
 
-def load(folder, server, case, connections, seconds):
+def busy_turn(server, generator, seconds):
     before = cpu_seconds(server.process.pid)
-    found = subprocess.run([folder / "examples/loadgen", "--address", server.address, "--case", case,
-                            "--connections", str(connections), "--seconds", str(seconds)],
-                           capture_output=True, check=True, text=True)
-    result = json.loads(found.stdout)
-    # The distinct requests that are asked one by one before the load count as rows too.
-    rows = result["rows"] + 64
-    result["cpu_seconds_per_row"] = (cpu_seconds(server.process.pid) - before) / rows
+    result = generator.turn(seconds)
+    result["cpu_seconds_per_row"] = (cpu_seconds(server.process.pid) - before) / result["rows"]
     return result
 
 
@@ -46,58 +41,77 @@ def median_entries(rounds):
 
 
 def bench(arguments, folder, case, model):
-    alone, busy, lonely = [], [], []
+    alone = lambda layout, batch, *flags: Turns(folder / "examples/ort_alone", "--library", arguments.library, "--model", model,
+                                               "--case", case, "--layouts", layout, "--batches", batch, *flags)
+    table = median_entries([ort_alone(folder, arguments.library, model, case, arguments.alone_seconds, arguments.batches,
+                                      arguments.layouts) for _ in range(2)])
+    layout, batch = max(table, key=lambda key: table[key]["rows_per_second"])
     server = Server(folder / "concertina", arguments.models)
     try:
-        for _ in range(arguments.rounds):
-            alone.append(ort_alone(folder, arguments.library, model, case, arguments.alone_seconds, arguments.batches,
-                                   arguments.layouts))
-            busy.append(load(folder, server, case, arguments.connections, arguments.seconds))
-            lonely.append(load(folder, server, case, 1, arguments.seconds / 2))
-        memory, instances = resident_mib(server.process.pid), server.instances(case.split(":")[0])
+        instances = server.instances(case.split(":")[0])
+        # One request computes on the threads of one instance, so that is what it is compared with.
+        threads = max(1, os.cpu_count() // instances)
+        load = lambda connections, *flags: Turns(folder / "examples/loadgen", "--address", server.address, "--case", case,
+                                                 "--connections", connections, *flags, ready=True)
+        best, single, rested = alone(layout, batch), alone(f"1x{threads}", 1), alone(f"1x{threads}", 1, "--pause-microseconds", 200)
+        busy, lonely = load(arguments.connections), load(1)
+        pairs, lonelies = [], []
+        for turn in range(arguments.rounds + 1):
+            order = [lambda: best.turn(arguments.seconds), lambda: busy_turn(server, busy, arguments.seconds)]
+            pair = [order[0](), order[1]()] if turn % 2 else [order[1](), order[0]()][::-1]
+            three = single.turn(arguments.seconds / 2), rested.turn(arguments.seconds / 2), lonely.turn(arguments.seconds / 2)
+            # The first turn warms all of them.
+            if turn:
+                pairs.append(pair)
+                lonelies.append(three)
+        memory = resident_mib(server.process.pid)
+        for program in (best, single, rested, busy, lonely):
+            program.stop()
     finally:
         server.stop()
-    table = median_entries(alone)
-    fastest = max(table, key=lambda key: table[key]["rows_per_second"])
-    cheapest = min(table, key=lambda key: table[key]["cpu_seconds_per_row"])
-    # One request computes on the threads of one instance, so that is what it is compared with.
-    threads = max(1, os.cpu_count() // instances)
-    single = table[(f"1x{threads}", 1)]["median_seconds"]
-    middle = lambda results, field: statistics.median(result[field] for result in results)
+    middle = lambda values: statistics.median(values)
     return {
         "case": case,
-        "alone_best": f"{fastest[0]} batch {fastest[1]}",
-        "alone_rows": table[fastest]["rows_per_second"],
-        "alone_cpu": table[fastest]["cpu_seconds_per_row"],
-        "cheapest": f"{cheapest[0]} batch {cheapest[1]}",
-        "cheapest_cpu": table[cheapest]["cpu_seconds_per_row"],
-        "server_rows": middle(busy, "rows_per_second"),
-        "server_cpu": middle(busy, "cpu_seconds_per_row"),
-        "alone_single": single,
+        "alone_best": f"{layout} batch {batch}",
+        "alone_rows": middle(a["rows_per_second"] for a, _ in pairs),
+        "alone_cpu": middle(a["cpu_seconds_per_row"] for a, _ in pairs),
+        "server_rows": middle(s["rows_per_second"] for _, s in pairs),
+        "server_cpu": middle(s["cpu_seconds_per_row"] for _, s in pairs),
+        "rows_ratio": quartiles(s["rows_per_second"] / a["rows_per_second"] for a, s in pairs),
+        "cpu_ratio": quartiles(s["cpu_seconds_per_row"] / a["cpu_seconds_per_row"] for a, s in pairs),
         "layout": f"{instances}x{threads}",
-        "server_lonely": middle(lonely, "p50_seconds"),
-        "errors": sum(result["errors"] + result["wrong"] for result in busy + lonely),
+        "single": middle(a["median_seconds"] for a, _, _ in lonelies),
+        "rested": middle(a["median_seconds"] for _, a, _ in lonelies),
+        "lonely": middle(s["p50_seconds"] for _, _, s in lonelies),
+        "added": quartiles(s["p50_seconds"] - a["median_seconds"] for a, _, s in lonelies),
+        "added_rested": quartiles(s["p50_seconds"] - a["median_seconds"] for _, a, s in lonelies),
+        "errors": sum(r["errors"] + r["wrong"] for r in [s for _, s in pairs] + [s for _, _, s in lonelies]),
         "memory": memory,
         "table": table,
     }
 
 
 def render(arguments, results):
+    three = lambda values, scale=1: f"{values[1] * scale:.2f} ({values[0] * scale:.2f} to {values[2] * scale:.2f})"
     lines = [
         "# The server against ONNX Runtime alone", "",
         machine() + "  ",
-        f"Command: `make bench`; {arguments.rounds} alternating rounds, medians; load: {arguments.connections} connections, closed "
-        "loop, one row a request, binary tensors, every answer checked against the row that asked, from a process whose CPU is "
-        "not counted but which shares the cores.", "",
-        "| model | ORT alone, best | rows/s | CPU ms/row | server's layout | rows/s | server CPU ms/row | CPU ratio | "
-        "ORT batch 1, ms | lonely request, ms | added, ms | errors |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        f"Command: `make bench`; the server and ONNX Runtime alone (with its own allocator) take turns of {arguments.seconds:g} s, "
+        f"{arguments.rounds} times each; ratios and differences are of neighbouring turns: median (quartiles). Load: "
+        f"{arguments.connections} connections, closed loop, one row a request, binary tensors, every answer checked against the row "
+        "that asked, from a process whose CPU is not counted but which shares the cores.", "",
+        "| at saturation | ORT alone, best | rows/s | CPU ms/row | server's layout | rows/s | CPU ms/row | rows/s ratio | CPU ratio | errors |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for r in results:
         lines.append(
             f"| {r['case']} | {r['alone_best']} | {r['alone_rows']:.0f} | {r['alone_cpu'] * 1e3:.3f} | {r['layout']} | {r['server_rows']:.0f} | "
-            f"{r['server_cpu'] * 1e3:.3f} | {r['server_cpu'] / r['alone_cpu']:.2f} | {r['alone_single'] * 1e3:.2f} | "
-            f"{r['server_lonely'] * 1e3:.2f} | {(r['server_lonely'] - r['alone_single']) * 1e3:.2f} | {r['errors']} |")
+            f"{r['server_cpu'] * 1e3:.3f} | {three(r['rows_ratio'])} | {three(r['cpu_ratio'])} | {r['errors']} |")
+    lines += ["", "| a lonely request | ORT alone at batch 1, ms | the same, 0.2 ms of rest before each run, ms | server, ms | "
+              "added to the first, ms | added to the second, ms |", "|---|---|---|---|---|---|"]
+    for r in results:
+        lines.append(f"| {r['case']} | {r['single'] * 1e3:.2f} | {r['rested'] * 1e3:.2f} | {r['lonely'] * 1e3:.2f} | "
+                     f"{three(r['added'], 1e3)} | {three(r['added_rested'], 1e3)} |")
     lines += ["", "ONNX Runtime alone, rows per second (CPU ms per row); a layout IxT is I sessions with T threads each:", ""]
     for r in results:
         layouts = sorted({layout for layout, _ in r["table"]})
@@ -115,9 +129,9 @@ def main():
     parser.add_argument("--models", default="models")
     parser.add_argument("--library", default=os.environ.get("CONCERTINA_ONNXRUNTIME", ".setup/onnxruntime/libonnxruntime.so.1.31.1"))
     parser.add_argument("--cases", default="minilm:64,magika")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=8.0)
-    parser.add_argument("--alone-seconds", type=float, default=1.0)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--alone-seconds", type=float, default=0.7)
     parser.add_argument("--connections", type=int, default=64)
     parser.add_argument("--batches", default="1,2,4,8,16,32,64")
     parser.add_argument("--layouts", default=f"1x{os.cpu_count()},{os.cpu_count()}x1,1x1")

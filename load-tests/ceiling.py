@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """A real ceiling: the server in a control group whose memory limit leaves room for 1.3 rows beyond what it always needs.
 
-First the server runs with a generous limit, to learn what it always needs (process, weights, buffers, margin) and what one
-row needs; then with exactly that and 1.3 rows. It must serve every request and never be killed. Needs root and a writable
+First the server runs under the same load with a generous limit, to learn what it always needs (process, weights, buffers, margin)
+and what one row needs; then with exactly that and 1.3 rows. It must serve every request and never be killed. Needs root and a writable
 memory controller (control groups v2 or v1). Prints and writes load-tests/results/ceiling.md.
 """
 import argparse
@@ -11,6 +11,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import time
 
 from common import ROOT, Server, machine, target_folder
 
@@ -46,11 +47,13 @@ def serve(folder, limit, seconds, connections):
         server = Server(folder / "concertina", "models/minilm", "--model-name", "minilm", "--set", "model.instances=1",
                         "--set", "model.intra_op_threads=2", "--set", "model.max_batch_size=16",
                         "--set", f"model.warmup.default_dim={TOKENS}", "--set", "models.cache=", before=group.enter())
-        idle = server.memory()["devices"][0]
         used = group.used()
         command = [folder / "examples/loadgen", "--address", server.address, "--case", f"{CASE}:{TOKENS}", "--connections",
                    str(connections), "--seconds", str(seconds), "--distinct", "8", "--output", "sentence_embedding"]
         result = json.loads(subprocess.run([str(part) for part in command], capture_output=True, check=True, text=True).stdout)
+        # Between runs again: what the process has grown by in serving is what it always needs from now on.
+        time.sleep(3)
+        idle, used = server.memory()["devices"][0], max(used, group.used())
         alive = server.process.poll() is None
         rows, count = (server.metric(f"concertina_batch_rows_{kind}", model="minilm") for kind in ("sum", "count"))
         server.stop()
@@ -65,7 +68,7 @@ def main():
     parser.add_argument("--output", default=str(ROOT / "load-tests/results/ceiling.md"))
     arguments = parser.parse_args()
     folder = target_folder()
-    free = serve(folder, 4 << 30, 3, 1)
+    free = serve(folder, 4 << 30, 5, 16)
     run = next(arena for arena in free["idle"]["arenas"] if arena["kind"] == "run")
     row = run["peak_active"] / 16
     always = free["used"] - run["reserved"] + free["idle"]["margin"]

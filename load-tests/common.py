@@ -25,6 +25,37 @@ def cpu_seconds(pid):
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
+class Turns:
+    """A measuring program that works for as many seconds as it is told, each time it is told, so that several can take turns.
+
+    This kind of machine drifts by more than what is to be seen: only neighbouring turns can be compared.
+    """
+
+    def __init__(self, *command, ready=False):
+        self.process = subprocess.Popen([str(part) for part in command] + ["--turns"], stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, text=True)
+        if ready:
+            self.line()
+
+    def line(self):
+        return self.process.stdout.readline() or sys.exit(f"{self.process.args[0]} ended")
+
+    def turn(self, seconds):
+        self.process.stdin.write(f"{seconds}\n")
+        self.process.stdin.flush()
+        return json.loads(self.line())
+
+    def stop(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def quartiles(values):
+    """Lower quartile, median, upper quartile."""
+    values = sorted(values)
+    return [values[min(len(values) - 1, round(part * (len(values) - 1)))] for part in (0.25, 0.5, 0.75)]
+
+
 def resident_mib(pid):
     for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS"):

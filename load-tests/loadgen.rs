@@ -3,7 +3,8 @@
 //!     loadgen --address 127.0.0.1:8000 --case minilm:64 --connections 64 --seconds 10 [--rows 1] [--distinct 64]
 //!
 //! First every distinct request is sent alone and its answer kept; under load every answer is compared with the one that
-//! belongs to its request. Prints one JSON object: requests, rows per second, latencies, errors, wrong answers.
+//! belongs to its request. Prints one JSON object: requests, rows per second, latencies, errors, wrong answers. With `--turns` it
+//! does so once for each line of its input, which says for how many seconds: so several servers can take turns.
 
 #[path = "cases.rs"]
 mod cases;
@@ -46,6 +47,9 @@ struct Arguments {
     /// The only output to ask for; all if left out.
     #[arg(long)]
     output: Option<String>,
+    /// One load for each line read, of as many seconds as it says.
+    #[arg(long)]
+    turns: bool,
 }
 
 /// One request and the answer that belongs to it.
@@ -69,7 +73,7 @@ struct Tally {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> anyhow::Result<()> {
-    let arguments = Arguments::parse();
+    let mut arguments = Arguments::parse();
     let mut questions: Vec<Question> =
         (0..arguments.distinct as u64).map(|seed| question(&arguments, seed + 1)).collect();
     let mut connection = connect(&arguments.address).await?;
@@ -77,8 +81,16 @@ async fn main() -> anyhow::Result<()> {
         question.answer = ask(&mut connection, &arguments, question).await?;
     }
     drop(connection);
-    let tally = load(&arguments, Arc::new(questions)).await?;
-    report(&arguments, tally);
+    let questions = Arc::new(questions);
+    if !arguments.turns {
+        report(&arguments, load(&arguments, questions).await?);
+        return Ok(());
+    }
+    println!("ready");
+    for line in std::io::stdin().lines() {
+        arguments.seconds = line?.trim().parse()?;
+        report(&arguments, load(&arguments, Arc::clone(&questions)).await?);
+    }
     Ok(())
 }
 

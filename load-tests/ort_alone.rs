@@ -3,7 +3,8 @@
 //!     ort_alone --library LIB --model FILE --case minilm:64 [--seconds 1] [--batches 1,2,4] [--layouts 1x2,2x1]
 //!
 //! A layout `IxT` is I sessions at once with T intra-op threads each. Prints one JSON object per line: layout, batch, rows
-//! per second, CPU seconds per row, and the median seconds of one run.
+//! per second, CPU seconds per row, and the median seconds of one run. With `--turns` it loads the first layout, and measures the
+//! first batch once for each line of its input, which says for how many seconds: so it can take turns with a server.
 
 #[path = "cases.rs"]
 mod cases;
@@ -30,6 +31,12 @@ struct Arguments {
     batches: Vec<usize>,
     #[arg(long, value_delimiter = ',', default_value = "1x2,2x1")]
     layouts: Vec<String>,
+    /// One measurement for each line read, of as many seconds as it says.
+    #[arg(long)]
+    turns: bool,
+    /// Between runs each session waits so long, as it would for its next request.
+    #[arg(long, default_value_t = 0)]
+    pause_microseconds: u64,
 }
 
 fn main() -> anyhow::Result<()> {
@@ -43,17 +50,34 @@ fn main() -> anyhow::Result<()> {
         for _ in 0..sessions {
             loaded.push(load(&environment, &arguments.model, threads)?);
         }
+        if arguments.turns {
+            for line in std::io::stdin().lines() {
+                report(&arguments, layout, arguments.batches[0], &mut loaded, line?.trim().parse()?)?;
+            }
+            return Ok(());
+        }
         for &batch in &arguments.batches {
-            let entry = measure(&mut loaded, arguments.case, batch, Duration::from_secs_f64(arguments.seconds))?;
-            println!(
-                "{}",
-                serde_json::json!({
-                    "layout": layout, "batch": batch, "rows_per_second": entry.rows_per_second,
-                    "cpu_seconds_per_row": entry.cpu_per_row, "median_seconds": entry.median,
-                })
-            );
+            report(&arguments, layout, batch, &mut loaded, arguments.seconds)?;
         }
     }
+    Ok(())
+}
+
+fn report(
+    arguments: &Arguments,
+    layout: &str,
+    batch: usize,
+    sessions: &mut [Session],
+    time: f64,
+) -> anyhow::Result<()> {
+    let entry = measure(sessions, arguments, batch, Duration::from_secs_f64(time))?;
+    println!(
+        "{}",
+        serde_json::json!({
+            "layout": layout, "batch": batch, "rows_per_second": entry.rows_per_second,
+            "cpu_seconds_per_row": entry.cpu_per_row, "median_seconds": entry.median,
+        })
+    );
     Ok(())
 }
 
@@ -80,11 +104,11 @@ struct Entry {
 }
 
 #[allow(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
-fn measure(sessions: &mut [Session], case: Case, batch: usize, time: Duration) -> anyhow::Result<Entry> {
+fn measure(sessions: &mut [Session], arguments: &Arguments, batch: usize, time: Duration) -> anyhow::Result<Entry> {
     let (cpu, started) = (cases::own_cpu_seconds(), Instant::now());
     let results: Vec<anyhow::Result<Vec<f64>>> = std::thread::scope(|scope| {
         let threads: Vec<_> =
-            sessions.iter_mut().map(|session| scope.spawn(move || run_for(session, case, batch, time))).collect();
+            sessions.iter_mut().map(|session| scope.spawn(move || run_for(session, arguments, batch, time))).collect();
         threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
     });
     let (wall, cpu) = (started.elapsed().as_secs_f64(), cases::own_cpu_seconds() - cpu);
@@ -95,8 +119,9 @@ fn measure(sessions: &mut [Session], case: Case, batch: usize, time: Duration) -
 }
 
 #[allow(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
-fn run_for(session: &mut Session, case: Case, batch: usize, time: Duration) -> anyhow::Result<Vec<f64>> {
-    let inputs = case.inputs(batch, 1);
+fn run_for(session: &mut Session, arguments: &Arguments, batch: usize, time: Duration) -> anyhow::Result<Vec<f64>> {
+    let inputs = arguments.case.inputs(batch, 1);
+    let pause = Duration::from_micros(arguments.pause_microseconds);
     let started = Instant::now();
     let mut runs = Vec::new();
     while runs.len() < 3 || started.elapsed() < time {
@@ -113,6 +138,9 @@ fn run_for(session: &mut Session, case: Case, batch: usize, time: Duration) -> a
         let outputs = session.run(values)?;
         drop(outputs);
         runs.push(begin.elapsed().as_secs_f64());
+        if !pause.is_zero() {
+            std::thread::park_timeout(pause);
+        }
     }
     Ok(runs)
 }

@@ -2,7 +2,8 @@
 """A squeeze rehearsed on the host: the memory limit steps down and up again under saturating load.
 
 For each model, in one run: the adaptive server and every static batch size take turns at every limit (the oracle is the best
-of those that fit); then the adaptive server alone while the limit steps 100% -> 50 -> 25 -> 12 -> 6 -> 100%. The limit is what the model always needs (weights,
+of those that fit, chosen by the other rounds than the one it is compared in, since the luckiest of many noisy ones is not
+the best); then the adaptive server alone while the limit steps 100% -> 50 -> 25 -> 12 -> 6 -> 100%. The limit is what the model always needs (weights,
 buffers) plus a part of the run memory of its largest batch on every instance. Prints the table, writes it to
 load-tests/results/squeeze.md (--output), and exits 1 if something does not hold.
 """
@@ -14,14 +15,14 @@ import subprocess
 import sys
 import time
 
-from common import ROOT, Server, machine, resident_mib, target_folder
+from common import ROOT, Server, Turns, machine, quartiles, resident_mib, target_folder
 
 LEVELS = [1.0, 0.5, 0.25, 0.12, 0.06, 1.0]
 # Model folder, case of the load generator, largest batch, sizes tried as static ones, rows of a request: enough that the
 # model and not the load generator is what is measured.
 MODELS = {
-    "wide": ("tests/models/wide", "wide", 64, [1, 2, 8, 64], 8),
-    "minilm": ("models/minilm", "minilm:64", 32, [1, 4], 1),
+    "wide": ("tests/models/wide", "wide", 64, [1, 2, 4, 8, 16, 32, 64], 8),
+    "minilm": ("models/minilm", "minilm:64", 32, [1, 2, 4, 8, 16, 32], 1),
 }
 
 
@@ -43,10 +44,13 @@ class Run:
         """Bytes that are there between runs, whatever the load."""
         return sum(arena["reserved"] for arena in self.ledger()["arenas"] if arena["kind"] != "run")
 
+    def command(self):
+        return [str(part) for part in (self.folder / "examples/loadgen", "--address", self.server.address, "--case", self.case,
+                                       "--connections", self.arguments.connections, "--rows", self.rows)]
+
     def load(self, seconds):
-        command = [self.folder / "examples/loadgen", "--address", self.server.address, "--case", self.case, "--connections",
-                   str(self.arguments.connections), "--seconds", str(seconds), "--rows", str(self.rows)]
-        return subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen(self.command() + ["--seconds", str(seconds)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                text=True)
 
 
 def bytes_per_row(run):
@@ -56,33 +60,46 @@ def bytes_per_row(run):
 
 
 def paired(arguments, folder, name, limits, per_row):
-    """Rows per second of the adaptive server and of each static batch size at each limit, in alternating rounds.
+    """Rows per second of each round, of the adaptive server and of each static batch size that fits, at each limit.
 
-    All servers are up at once and take turns, since this kind of machine drifts by more than what is to be seen. None where one
-    static batch does not fit.
+    All servers are up at once and take turns, since this kind of machine drifts by more than what is to be seen.
     """
     largest, sizes = MODELS[name][2], MODELS[name][3]
     runs = {"adaptive": Run(arguments, folder, name, largest, 0.03)} | {size: Run(arguments, folder, name, size, 0) for size in sizes}
+    generators = {key: Turns(*run.command(), ready=True) for key, run in runs.items()}
     table = {}
     try:
         for level, limit in limits.items():
             rates = {key: [] for key in runs if key == "adaptive" or runs[key].fixed() + key * per_row <= limit}
             for key in rates:
                 runs[key].server.memory(limit=int(limit))
-            for _ in range(arguments.rounds):
-                for key in rates:
-                    out, err = runs[key].load(arguments.static_seconds).communicate()
-                    if not out:
-                        sys.exit(f"{name}, {key} at {level:.0%}: {err[:400]}")
-                    result = json.loads(out)
+            for turn in range(arguments.rounds + 1):
+                for key in rates if turn % 2 else reversed(rates):
+                    result = generators[key].turn(arguments.static_seconds)
                     if result["errors"] or result["wrong"]:
                         sys.exit(f"{name}, {key} at {level:.0%}: {result['first_error']}")
-                    rates[key].append(result["rows_per_second"])
-            table |= {(key, level): statistics.median(values) for key, values in rates.items()}
+                    # The first turn at a limit is there to get used to it.
+                    if turn:
+                        rates[key].append(result["rows_per_second"])
+            table |= {(key, level): values for key, values in rates.items()}
     finally:
-        for run in runs.values():
+        for key, run in runs.items():
+            generators[key].stop()
             run.server.stop()
     return table
+
+
+def against_best(table, level):
+    """Rows/s of the adaptive server, the best static batch, its rows/s, and the quartiles of the ratio over the rounds."""
+    adaptive = table[("adaptive", level)]
+    static = {batch: rates for (batch, at), rates in table.items() if at == level and batch != "adaptive"}
+    ratios = []
+    for turn, rate in enumerate(adaptive):
+        others = lambda rates: statistics.median(rates[:turn] + rates[turn + 1:])
+        best = max(static, key=lambda batch: others(static[batch]))
+        ratios.append(rate / static[best][turn])
+    best = max(static, key=lambda batch: statistics.median(static[batch]))
+    return statistics.median(adaptive), best, statistics.median(static[best]), quartiles(ratios)
 
 
 def adaptive(arguments, folder, name, limits_of):
@@ -102,7 +119,10 @@ def adaptive(arguments, folder, name, limits_of):
             server.memory(limit=int(limit))
             end = begin + step * (index + 1) - (1.0 if index == len(limits) - 1 else 0)
             if index == len(limits) - 1:
-                returned = after_return(server, name)
+                returned = batch_sizes(server, name, 6)
+            if index == 0:
+                time.sleep(step / 2)
+                before = batch_sizes(server, name, 6)
             while time.monotonic() < end:
                 resident, ledger = resident_mib(server.process.pid), run.ledger()
                 gaps.append((resident - ledger["committed"] / 2**20 - outside) / resident)
@@ -114,13 +134,13 @@ def adaptive(arguments, folder, name, limits_of):
         alive = server.process.poll() is None
     finally:
         server.stop()
-    return dict(result=result, gaps=gaps, returned=returned, alive=alive, idle_run_bytes=idle_reserved, outside=outside)
+    return dict(result=result, gaps=gaps, before=before, returned=returned, alive=alive, idle_run_bytes=idle_reserved, outside=outside)
 
 
-def after_return(server, name):
-    """Mean batch sizes of the first five fifths of a second after the limit has come back."""
+def batch_sizes(server, name, fifths):
+    """Mean batch sizes of so many fifths of a second."""
     means, before = [], None
-    for _ in range(6):
+    for _ in range(fifths):
         now = [server.metric(f"concertina_batch_rows_{kind}", model=name) for kind in ("sum", "count")]
         if before and now[1] > before[1]:
             means.append((now[0] - before[0]) / (now[1] - before[1]))
@@ -140,8 +160,7 @@ def squeeze(arguments, folder, name):
     stepped = adaptive(arguments, folder, name, lambda run: [limits[level] for level in LEVELS])
     rows = []
     for level, limit in limits.items():
-        best = max((rate, batch) for (batch, at), rate in table.items() if at == level and batch != "adaptive")
-        rows.append((level, limit, table[("adaptive", level)], *best))
+        rows.append((level, limit, *against_best(table, level)))
     return dict(name=name, rows=rows, table=table, per_row=per_row, fixed=fixed, **stepped)
 
 
@@ -149,23 +168,24 @@ def render(arguments, results):
     lines = ["# A squeeze rehearsed on the host", "", machine() + "  ",
              f"Command: `make squeeze`; {arguments.connections} connections, closed loop, every answer checked; "
              "two instances of one thread. Rates: all servers up, taking turns of "
-             f"{arguments.static_seconds} s, medians of {arguments.rounds} rounds. Steps: 100, 50, 25, 12, 6, 100% every "
+             f"{arguments.static_seconds} s, {arguments.rounds} rounds; the ratio is of the turns of one round: median (quartiles). Steps: 100, 50, 25, 12, 6, 100% every "
              f"{arguments.step_seconds} s under one unbroken load.", ""]
     for r in results:
         lines += [f"## {r['name']}: {r['per_row'] / 2**20:.2f} MiB of run memory a row, {r['fixed'] / 2**20:.1f} MiB always", "",
                   "| limit | MiB | rows/s | best static batch | its rows/s | ratio |", "|---|---|---|---|---|---|"]
-        for level, limit, rate, best, batch in r["rows"]:
-            lines.append(f"| {level:.0%} | {limit / 2**20:.1f} | {rate:.0f} | {batch} | {best:.0f} | {rate / best:.2f} |")
+        for level, limit, rate, batch, best, ratio in r["rows"]:
+            lines.append(f"| {level:.0%} | {limit / 2**20:.1f} | {rate:.0f} | {batch} | {best:.0f} | "
+                         f"{ratio[1]:.2f} ({ratio[0]:.2f} to {ratio[2]:.2f}) |")
         gaps = sorted(abs(gap) for gap in r["gaps"])
-        means = ", ".join(f"{mean:.1f}" for mean in r["returned"])
+        means, before = (", ".join(f"{mean:.1f}" for mean in r[key]) for key in ("returned", "before"))
         lines += ["", f"Steps: failed requests {r['result']['errors']}, wrong answers {r['result']['wrong']}, process alive: {r['alive']}. Mean "
-                  f"batch per 0.2 s after the limit's return: {means}. Resident set less ledger less the {r['outside']:.0f} MiB outside at "
+                  f"batch per 0.2 s before the squeeze: {before}; after the limit's return: {means}. Resident set less ledger less the {r['outside']:.0f} MiB outside at "
                   f"idle: median {gaps[len(gaps) // 2]:.1%}, p95 {gaps[int(len(gaps) * 0.95)]:.1%} of the resident set. Run memory 2.5 s "
                   f"after the load's end: {r['idle_run_bytes']} bytes.", ""]
         batches, levels = sorted({batch for batch, _ in r["table"]} - {"adaptive"}), sorted({level for _, level in r["table"]}, reverse=True)
         lines += ["| static batch | " + " | ".join(f"{level:.0%}" for level in levels) + " |", "|---" * (len(levels) + 1) + "|"]
         for batch in batches:
-            cells = [f"{rate:.0f}" if (rate := r["table"].get((batch, level))) else "does not fit" for level in levels]
+            cells = [f"{statistics.median(rates):.0f}" if (rates := r["table"].get((batch, level))) else "does not fit" for level in levels]
             lines.append(f"| {batch} | " + " | ".join(cells) + " |")
         lines.append("")
     return "\n".join(lines)
@@ -176,8 +196,8 @@ def main():
     parser.add_argument("--models", default="wide,minilm")
     parser.add_argument("--connections", type=int, default=128)
     parser.add_argument("--step-seconds", type=float, default=10)
-    parser.add_argument("--static-seconds", type=float, default=3)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--static-seconds", type=float, default=1)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--output", default=str(ROOT / "load-tests/results/squeeze.md"))
     arguments = parser.parse_args()
     folder = target_folder()

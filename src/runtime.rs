@@ -5,6 +5,7 @@ pub mod batch;
 pub mod calibrate;
 pub mod element;
 pub mod library;
+mod outputs;
 pub mod self_test;
 pub mod session;
 mod strings;

@@ -4,6 +4,7 @@
 mod support;
 
 use concertina::clock::Clock;
+use concertina::memory::Device;
 use concertina::model::{InferRequest, InputTensor, ModelSpec, Settings, ValidRequest};
 use concertina::runtime::calibrate::{CalibrationError, calibrate};
 use concertina::runtime::{Arenas, Batch, BatchPart, RunError, Session, SessionOptions};
@@ -13,6 +14,7 @@ use proptest::prelude::*;
 use std::sync::Arc;
 
 struct Loaded {
+    device: Device,
     session: Session,
     spec: Arc<ModelSpec>,
     clock: Clock,
@@ -20,7 +22,8 @@ struct Loaded {
 
 fn load(name: &str, batch_axis: Option<usize>) -> Loaded {
     let options = SessionOptions { intra_op_threads: 1, optimize: true };
-    let arenas = Arenas::new(&support::device(), name, 1).unwrap();
+    let device = support::device();
+    let arenas = Arenas::new(&device, name, 1).unwrap();
     let mut session = Session::load(support::runtime(), &support::test_model(name), options, arenas).unwrap();
     let spec = Arc::new(ModelSpec {
         id: ModelId(0),
@@ -34,7 +37,7 @@ fn load(name: &str, batch_axis: Option<usize>) -> Loaded {
         settings: Settings::default(),
     });
     session.set_spec(Arc::clone(&spec));
-    Loaded { session, spec, clock: Clock::start() }
+    Loaded { device, session, spec, clock: Clock::start() }
 }
 
 impl Loaded {
@@ -111,6 +114,29 @@ fn rows_on_the_last_axis_are_columns() {
     assert_eq!(as_floats(&answers[0][0]), [2.0, 5.0, 8.0, 11.0, 14.0, 17.0, 20.0, 23.0]);
     assert_eq!(answers[1][0].shape.as_slice(), [4, 1]);
     assert_eq!(as_floats(&answers[1][0]), [26.0, 29.0, 32.0, 35.0]);
+}
+
+#[test]
+fn outputs_are_charged_until_the_last_of_a_response_is_gone() {
+    let mut model = load("affine", Some(0));
+    let values: Vec<f32> = (0..4000).map(|x| x as f32).collect();
+    let request = model.request(vec![("x", floats(&[1000, 4], &values))]);
+    let run = |model: &mut Loaded| model.run(vec![(Arc::clone(&request), 0, 1000)], 0).unwrap();
+    drop(run(&mut model));
+    let between_runs = model.device.stats().allocated;
+    let answers = run(&mut model);
+    assert_eq!(model.device.stats().allocated, between_runs + ByteSize(16_000));
+    let more = run(&mut model);
+    assert_eq!(model.device.stats().allocated, between_runs + ByteSize(32_000));
+    let kept = answers[0][0].data.clone();
+    drop((answers, more));
+    assert_eq!(model.device.stats().allocated, between_runs + ByteSize(16_000));
+    let (device, session) = (model.device, model.session);
+    drop(session);
+    let expected: Vec<u8> = values.iter().flat_map(|x| (2.0 * x + 1.0).to_le_bytes()).collect();
+    assert_eq!(kept.to_contiguous(), expected);
+    drop(kept);
+    assert_eq!(device.stats().allocated, ByteSize::ZERO);
 }
 
 /// Elements of every datatype that differ from each other, in binary form, by element.

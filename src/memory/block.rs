@@ -26,6 +26,12 @@ impl Drop for Block {
     }
 }
 
+impl AsRef<[u8]> for Block {
+    fn as_ref(&self) -> &[u8] {
+        self.as_slice()
+    }
+}
+
 impl Block {
     /// Takes over an allocation of the arena that nobody else will free or use.
     pub(super) fn new(arena: Arena, pointer: NonNull<u8>, len: usize) -> Self {

@@ -114,6 +114,17 @@ pub enum OutputBytes<'a> {
     Strings(Vec<Bytes>),
 }
 
+impl OutputBytes<'_> {
+    /// Bytes of the elements in the wire's binary form.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        match self {
+            Self::Plain(bytes) => bytes.len(),
+            Self::Strings(strings) => strings.iter().map(|string| rows::string_size(string)).sum(),
+        }
+    }
+}
+
 /// Looks into an output value.
 ///
 /// # Errors

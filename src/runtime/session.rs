@@ -2,7 +2,8 @@
 
 use super::allocator::{Arenas, SessionAllocator};
 use super::batch::Stages;
-use super::element::{self, OutputBytes};
+use super::element;
+use super::outputs::Outputs;
 use super::{Batch, RunError, Runtime};
 use crate::clock::Clock;
 use crate::memory::{Arena, Block, Denied, Device, DeviceOptions, HOST_ALIGNMENT, Host};
@@ -12,8 +13,8 @@ use crate::tensor::rows::{self, RowCopy, RowLayout};
 use crate::tensor::{Shape, Tensor};
 use crate::units::{ByteSize, DeviceId};
 use bytes::Bytes;
+use ort::session::SessionInputValue;
 use ort::session::builder::{AutoDevicePolicy, GraphOptimizationLevel, SessionBuilder};
-use ort::session::{SessionInputValue, SessionOutputs};
 use ort::value::ValueType;
 use std::borrow::Cow;
 use std::path::Path;
@@ -36,6 +37,7 @@ pub struct Session {
     graph: Graph,
     spec: Option<Arc<ModelSpec>>,
     buffers: Vec<Buffer>,
+    outputs: Outputs,
     arena: Arena,
     allocator: SessionAllocator,
     runs: u64,
@@ -48,7 +50,7 @@ pub struct Ran {
     pub result: Result<Vec<Vec<Tensor>>, RunError>,
     /// How long each stage took.
     pub stages: Stages,
-    /// Bytes of run memory that the run needs to have committed.
+    /// Bytes that the run needs to have committed: its memory, and the outputs that live on.
     pub bytes: ByteSize,
 }
 
@@ -100,7 +102,7 @@ impl Session {
         let inner = allocator.bind(runtime, build)?;
         let graph = graph_of(&inner);
         let buffers = graph.inputs.iter().map(|_| Buffer::default()).collect();
-        Ok(Self { inner, graph, spec: None, buffers, arena, allocator, runs: 0 })
+        Ok(Self { inner, graph, spec: None, buffers, outputs: Outputs::new(arena.clone()), arena, allocator, runs: 0 })
     }
 
     /// What the file says of itself.
@@ -124,7 +126,7 @@ impl Session {
     pub fn run(&mut self, batch: &Batch, clock: Clock) -> Ran {
         self.runs += 1;
         let mut stages = Stages::default();
-        let ensured = self.allocator.begin_run(clock.now(), batch.bytes);
+        let ensured = self.allocator.begin_run(clock.now(), self.outputs.begin(batch.bytes));
         let result = match ensured {
             Ok(()) => self.run_stages(batch, clock, &mut stages),
             Err(denied) => Err(out_of_memory(&denied)),
@@ -135,7 +137,8 @@ impl Session {
             Err(RunError::Model(message)) if stats.denials > 0 => Err(self.shortage(batch, message)),
             other => other,
         };
-        Ran { result, stages, bytes: stats.footprint }
+        let bytes = self.outputs.end(stats.footprint);
+        Ran { result, stages, bytes }
     }
 
     /// What a denial during a run means: a shortage passes, but not if rows that cannot be divided any further want more than
@@ -172,7 +175,7 @@ impl Session {
         let computed = clock.now();
         stages.compute = computed.since(gathered);
 
-        let scattered = scatter_outputs(&spec, batch, &outputs)?;
+        let scattered = self.outputs.scatter(&spec, batch, &outputs)?;
         stages.scatter = clock.now().since(computed);
         Ok(scattered)
     }
@@ -280,77 +283,6 @@ fn copies(batch: &Batch) -> impl Iterator<Item = (RowCopy, &super::BatchPart)> {
     let padding = (filled..batch.padded_rows as usize)
         .map(move |to| (RowCopy { from: first.start as usize, to, count: 1 }, first));
     parts.chain(padding)
-}
-
-fn scatter_outputs(
-    spec: &ModelSpec,
-    batch: &Batch,
-    outputs: &SessionOutputs<'_>,
-) -> Result<Vec<Vec<Tensor>>, RunError> {
-    let mut wanted = vec![false; spec.outputs.len()];
-    batch.parts.iter().flat_map(|part| &part.request.outputs).for_each(|&index| wanted[index] = true);
-    let mut produced: Vec<Option<(Shape, OutputBytes<'_>)>> = Vec::with_capacity(spec.outputs.len());
-    for (output, wanted) in spec.outputs.iter().zip(wanted) {
-        produced.push(if wanted { Some(look_into(spec, batch, output, outputs)?) } else { None });
-    }
-    let mut start = 0;
-    let mut parts = Vec::with_capacity(batch.parts.len());
-    for part in &batch.parts {
-        let range = start..start + part.rows as usize;
-        start = range.end;
-        let tensors = part.request.outputs.iter().filter_map(|&index| {
-            let (shape, bytes) = produced[index].as_ref()?;
-            Some(scatter_rows(spec, &spec.outputs[index], (shape, bytes), range.clone()))
-        });
-        parts.push(tensors.collect::<Result<_, _>>()?);
-    }
-    Ok(parts)
-}
-
-fn look_into<'a>(
-    spec: &ModelSpec,
-    batch: &Batch,
-    output: &TensorSpec,
-    outputs: &'a SessionOutputs<'_>,
-) -> Result<(Shape, OutputBytes<'a>), RunError> {
-    let fault = |text: String| RunError::Model(format!("output '{}': {text}", output.name));
-    let value = outputs.get(output.name.as_str()).ok_or_else(|| fault("the run did not produce it".to_owned()))?;
-    let (shape, bytes) = element::output_bytes(value, output.datatype).map_err(fault)?;
-    if let Some(axis) = spec.batch_axis {
-        let rows = batch.padded_rows as usize;
-        if shape.get(axis) != Some(&rows) {
-            return Err(fault(format!("its shape is {shape:?}, expected {rows} rows on axis {axis}")));
-        }
-    }
-    Ok((shape, bytes))
-}
-
-fn scatter_rows(
-    spec: &ModelSpec,
-    output: &TensorSpec,
-    produced: (&Shape, &OutputBytes<'_>),
-    range: std::ops::Range<usize>,
-) -> Result<Tensor, RunError> {
-    let datatype = output.datatype;
-    let (shape, bytes) = produced;
-    let layout = RowLayout::new(shape, spec.batch_axis);
-    let mut shape = shape.clone();
-    if let Some(axis) = spec.batch_axis {
-        shape[axis] = range.len();
-    }
-    let data = match bytes {
-        OutputBytes::Plain(bytes) => {
-            let element = datatype.size().unwrap_or(1);
-            rows::scatter((bytes, layout), element, range)
-                .map_err(|error| RunError::OutOfMemory { message: format!("output '{}': {error}", output.name) })?
-        }
-        OutputBytes::Strings(strings) => {
-            let mut out = Vec::new();
-            rows::string_indices(layout, range).for_each(|index| rows::push_string(&mut out, &strings[index]));
-            out
-        }
-    };
-    Ok(Tensor { datatype, shape, data: data.into() })
 }
 
 /// ONNX Runtime's text without the words that only its developers understand: paths of its sources and of its build.

@@ -6,7 +6,6 @@
 
 use super::{Chunks, DataType, Shape, Tensor};
 use bytes::Bytes;
-use std::collections::TryReserveError;
 use std::ops::Range;
 
 /// How rows lie in a tensor.
@@ -83,21 +82,20 @@ pub fn gather(source: (&Chunks, RowLayout), batch: (&mut [u8], RowLayout), eleme
     }
 }
 
-/// Copies rows of a batch's output into bytes of their own.
-///
-/// # Errors
-/// If there is no memory for them: how large an output is, a client may decide.
+/// Copies rows of a batch's output to where they go on their own.
 ///
 /// # Panics
-/// If the rows lie outside the batch.
-pub fn scatter(batch: (&[u8], RowLayout), element: usize, range: Range<usize>) -> Result<Vec<u8>, TryReserveError> {
+/// If the rows lie outside the batch, or `out` is not exactly as long as they are.
+pub fn scatter(batch: (&[u8], RowLayout), element: usize, range: Range<usize>, out: &mut [u8]) {
     let (batch, layout) = batch;
-    let mut out = Vec::new();
-    out.try_reserve_exact(layout.with_rows(range.len()).elements() * element)?;
+    let mut rest = out;
     for piece in layout.pieces(range) {
-        out.extend_from_slice(&batch[piece.start * element..piece.end * element]);
+        let source = &batch[piece.start * element..piece.end * element];
+        let (here, behind) = rest.split_at_mut(source.len());
+        here.copy_from_slice(source);
+        rest = behind;
     }
-    Ok(out)
+    assert!(rest.is_empty(), "the destination is longer than the rows");
 }
 
 /// The indices of the string elements that belong to the rows in `range`, in row-major order of the result.
@@ -130,6 +128,27 @@ pub fn push_string(out: &mut Vec<u8>, element: &[u8]) {
     let len = u32::try_from(element.len()).expect("an element is shorter than a body, and a body than 4 GiB");
     out.extend_from_slice(&len.to_le_bytes());
     out.extend_from_slice(element);
+}
+
+/// Bytes of an element of a BYTES tensor in binary form.
+#[must_use]
+pub fn string_size(element: &[u8]) -> usize {
+    4 + element.len()
+}
+
+/// Writes elements of a BYTES tensor in binary form.
+///
+/// # Panics
+/// If an element is longer than 4 GiB, or `out` is shorter than they are.
+pub fn write_strings<'a>(elements: impl Iterator<Item = &'a Bytes>, out: &mut [u8]) {
+    let mut rest = out;
+    for element in elements {
+        let len = u32::try_from(element.len()).expect("an element is shorter than a body, and a body than 4 GiB");
+        let (here, behind) = rest.split_at_mut(string_size(element));
+        here[..4].copy_from_slice(&len.to_le_bytes());
+        here[4..].copy_from_slice(element);
+        rest = behind;
+    }
 }
 
 /// Joins the parts of one request's output, in order, along the batch axis.
@@ -227,7 +246,8 @@ mod tests {
             prop_assert_eq!(&batch, &tensor_of_rows(into, 0));
             let mut start = 0;
             for &rows in &requests {
-                let part = scatter((&batch, into), 1, start..start + rows).expect("memory");
+                let mut part = vec![0xFF; into.with_rows(rows).elements()];
+                scatter((&batch, into), 1, start..start + rows, &mut part);
                 prop_assert_eq!(part, tensor_of_rows(into.with_rows(rows), start));
                 start += rows;
             }
@@ -250,10 +270,10 @@ mod tests {
                 elements.iter().for_each(|&e| push_string(&mut out, &vec![e; usize::from(e)]));
                 if strings { out.into() } else { elements.to_vec().into() }
             };
-            let part = |range: Range<usize>| Tensor {
-                datatype,
-                shape: smallvec![outer, range.len(), inner],
-                data: encode(&scatter((&flat, layout), 1, range).expect("memory")),
+            let part = |range: Range<usize>| {
+                let mut elements = vec![0xFF; layout.with_rows(range.len()).elements()];
+                scatter((&flat, layout), 1, range.clone(), &mut elements);
+                Tensor { datatype, shape: smallvec![outer, range.len(), inner], data: encode(&elements) }
             };
             let whole = concat(vec![part(0..cut), part(cut..rows)], Some(1)).expect("shapes agree");
             prop_assert_eq!(whole, Tensor { datatype, shape: smallvec![outer, rows, inner], data: encode(&flat) });
@@ -261,9 +281,14 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_no_memory_could_hold_are_an_error() {
-        let layout = RowLayout { outer: 1, rows: 1, inner: usize::MAX / 2 + 1 };
-        assert!(scatter((&[], layout), 1, 0..1).is_err());
+    fn strings_are_written_as_they_are_pushed() {
+        let elements = [Bytes::from_static(b"one"), Bytes::new(), Bytes::from_static(&[0, 255])];
+        let mut pushed = Vec::new();
+        elements.iter().for_each(|element| push_string(&mut pushed, element));
+        let mut written = vec![0xFF; elements.iter().map(|element| string_size(element)).sum()];
+        write_strings(elements.iter(), &mut written);
+        assert_eq!(written, pushed);
+        assert_eq!(string_elements(&written.into()), Some(elements.to_vec()));
     }
 
     #[test]

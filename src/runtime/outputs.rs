@@ -1,0 +1,141 @@
+//! From a batch's outputs to those of its requests.
+//!
+//! What goes out lives on until its response is written, long after the run: it lies in the arena of the instance's buffers,
+//! so that the ledger knows of it as long as it is there.
+
+use super::element::{self, OutputBytes};
+use super::{Batch, RunError};
+use crate::memory::{Arena, Denied};
+use crate::model::{ModelSpec, TensorSpec};
+use crate::tensor::rows::{self, RowLayout};
+use crate::tensor::{Chunks, Shape, Tensor};
+use crate::units::ByteSize;
+use bytes::Bytes;
+use ort::session::SessionOutputs;
+use std::ops::Range;
+
+/// Outputs smaller than this lie on the heap: an arena has nothing to give back for less than a page.
+const SMALLEST_BLOCK: usize = 4096;
+
+/// The memory that outputs are scattered into.
+///
+/// What a run counts is all outputs of all its rows, whoever wants them: so equal shapes need equal bytes, and no prediction
+/// depends on what the next client asks for.
+#[derive(Debug)]
+pub(super) struct Outputs {
+    arena: Arena,
+    /// Bytes of the outputs of the run that was scattered last.
+    produced: u64,
+    /// The largest part of a run's bytes that ever was its outputs.
+    most: f64,
+}
+
+impl Outputs {
+    pub(super) fn new(arena: Arena) -> Self {
+        Self { arena, produced: 0, most: 0.0 }
+    }
+
+    /// A run begins. Of the bytes that it is predicted to need, those of run memory: to be committed before it runs.
+    pub(super) fn begin(&mut self, predicted: ByteSize) -> ByteSize {
+        self.produced = 0;
+        ByteSize((predicted.0 as f64 * (1.0 - self.most)) as u64)
+    }
+
+    /// A run is over that has peaked at so many bytes of run memory; says what it needed: these and its outputs.
+    pub(super) fn end(&mut self, footprint: ByteSize) -> ByteSize {
+        let total = footprint + ByteSize(self.produced);
+        self.most = self.most.max(self.produced as f64 / total.0.max(1) as f64);
+        total
+    }
+
+    /// For each part of the batch the wanted outputs in the wanted order.
+    pub(super) fn scatter(
+        &mut self,
+        spec: &ModelSpec,
+        batch: &Batch,
+        outputs: &SessionOutputs<'_>,
+    ) -> Result<Vec<Vec<Tensor>>, RunError> {
+        let mut wanted = vec![false; spec.outputs.len()];
+        batch.parts.iter().flat_map(|part| &part.request.outputs).for_each(|&index| wanted[index] = true);
+        let mut produced: Vec<Option<(Shape, OutputBytes<'_>)>> = Vec::with_capacity(spec.outputs.len());
+        for (output, wanted) in spec.outputs.iter().zip(wanted) {
+            // Strings have no size of their own until they are read.
+            let seen = wanted || output.datatype.size().is_some();
+            let found = if seen { Some(look_into(spec, batch, output, outputs)?) } else { None };
+            self.produced += found.as_ref().map_or(0, |(_, bytes)| bytes.size() as u64);
+            produced.push(found);
+        }
+        let mut start = 0;
+        let mut parts = Vec::with_capacity(batch.parts.len());
+        for part in &batch.parts {
+            let range = start..start + part.rows as usize;
+            start = range.end;
+            let tensors = part.request.outputs.iter().filter_map(|&index| {
+                let (shape, bytes) = produced[index].as_ref()?;
+                Some(self.scatter_rows(spec, &spec.outputs[index], (shape, bytes), range.clone()))
+            });
+            parts.push(tensors.collect::<Result<_, _>>()?);
+        }
+        Ok(parts)
+    }
+
+    fn scatter_rows(
+        &self,
+        spec: &ModelSpec,
+        output: &TensorSpec,
+        produced: (&Shape, &OutputBytes<'_>),
+        range: Range<usize>,
+    ) -> Result<Tensor, RunError> {
+        let datatype = output.datatype;
+        let (shape, bytes) = produced;
+        let layout = RowLayout::new(shape, spec.batch_axis);
+        let mut shape = shape.clone();
+        if let Some(axis) = spec.batch_axis {
+            shape[axis] = range.len();
+        }
+        let data = match bytes {
+            OutputBytes::Plain(bytes) => {
+                let element = datatype.size().unwrap_or(1);
+                let len = layout.with_rows(range.len()).elements() * element;
+                self.fill(len, |out| rows::scatter((bytes, layout), element, range, out))
+            }
+            OutputBytes::Strings(strings) => {
+                let indices = || rows::string_indices(layout, range.clone()).map(|index| &strings[index]);
+                let len = indices().map(|string| rows::string_size(string)).sum();
+                self.fill(len, |out| rows::write_strings(indices(), out))
+            }
+        };
+        let data =
+            data.map_err(|denied| RunError::OutOfMemory { message: format!("output '{}': {denied}", output.name) })?;
+        Ok(Tensor { datatype, shape, data })
+    }
+
+    fn fill(&self, len: usize, write: impl FnOnce(&mut [u8])) -> Result<Chunks, Denied> {
+        if len < SMALLEST_BLOCK {
+            let mut bytes = vec![0; len];
+            write(&mut bytes);
+            return Ok(bytes.into());
+        }
+        let mut block = self.arena.block(len)?;
+        write(block.as_mut_slice());
+        Ok(Bytes::from_owner(block).into())
+    }
+}
+
+fn look_into<'a>(
+    spec: &ModelSpec,
+    batch: &Batch,
+    output: &TensorSpec,
+    outputs: &'a SessionOutputs<'_>,
+) -> Result<(Shape, OutputBytes<'a>), RunError> {
+    let fault = |text: String| RunError::Model(format!("output '{}': {text}", output.name));
+    let value = outputs.get(output.name.as_str()).ok_or_else(|| fault("the run did not produce it".to_owned()))?;
+    let (shape, bytes) = element::output_bytes(value, output.datatype).map_err(fault)?;
+    if let Some(axis) = spec.batch_axis {
+        let rows = batch.padded_rows as usize;
+        if shape.get(axis) != Some(&rows) {
+            return Err(fault(format!("its shape is {shape:?}, expected {rows} rows on axis {axis}")));
+        }
+    }
+    Ok((shape, bytes))
+}
