@@ -160,6 +160,24 @@ fn an_idle_instance_takes_what_is_there_and_the_queue_grows_the_next_batch() {
 }
 
 #[test]
+fn of_two_idle_instances_the_one_that_ran_last_runs_next() {
+    let both = vec![InstanceId(0), InstanceId(1)];
+    let mut rig = Rig::new([ModelPlan { instances: both, ..plan(0) }]);
+    for id in 1..=4 {
+        rig.arrive([request(id)]);
+        rig.pass(10);
+        rig.end(DONE);
+        rig.pass(10);
+    }
+    let mut ran: Vec<InstanceId> = rig.batches().iter().map(|batch| batch.instance).collect();
+    ran.dedup();
+    assert_eq!(ran.len(), 1, "its memory is warm: {ran:?}");
+    rig.arrive(requests(5..=6));
+    let ran: Vec<InstanceId> = rig.batches().iter().skip(4).map(|batch| batch.instance).collect();
+    assert_ne!(ran[0], ran[1], "but nobody waits for it while another is idle");
+}
+
+#[test]
 fn instances_that_are_idle_together_share_the_bytes() {
     let both = vec![InstanceId(0), InstanceId(1)];
     let mut rig = Rig::new([ModelPlan { instances: both, knee_tolerance: 0.0, ..plan(0) }]);

@@ -64,10 +64,14 @@ impl Model {
         Ladder { sizes: &self.plan.ladder, round_up: self.plan.round_up }
     }
 
-    /// The instance that should run the next batch, if one may take it.
+    /// The instance that should run the next batch, if one may take it: of the idle ones that which ran last, since its memory is
+    /// warm and committed (and what the others hold can be given back); of the busy ones that which is free first.
     pub(super) fn slot(&self) -> Option<Instance> {
         let may_take = |instance: &&Instance| instance.held < self.plan.pipeline.max(1);
-        self.instances.iter().filter(may_take).min_by_key(|instance| (instance.held, instance.free_at)).copied()
+        let wait = |instance: &Instance| {
+            if instance.held == 0 { u64::MAX - instance.free_at.0 } else { instance.free_at.0 }
+        };
+        self.instances.iter().filter(may_take).min_by_key(|instance| (instance.held, wait(instance))).copied()
     }
 
     /// Instances that have nothing to do.
