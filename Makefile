@@ -41,10 +41,11 @@ test-clients: test-setup
 bench: setup
 	load-tests/bench.sh $(ARGS)
 
-# A squeeze rehearsed on the host, and two minutes of disorder.
+# A squeeze rehearsed on the host, a real ceiling (needs root and the memory controller), and two minutes of disorder.
 squeeze: setup
 	cargo build --release --locked --examples
 	$(PYTHON) load-tests/squeeze.py $(ARGS)
+	$(PYTHON) load-tests/ceiling.py
 	$(PYTHON) load-tests/chaos.py
 
 fmt:

@@ -47,13 +47,12 @@ def serve(folder, limit, seconds, connections):
         server = Server(folder / "concertina", "models/minilm", "--model-name", "minilm", "--set", "model.instances=1",
                         "--set", "model.intra_op_threads=2", "--set", "model.max_batch_size=16",
                         "--set", f"model.warmup.default_dim={TOKENS}", "--set", "models.cache=", before=group.enter())
-        used = group.used()
         command = [folder / "examples/loadgen", "--address", server.address, "--case", f"{CASE}:{TOKENS}", "--connections",
                    str(connections), "--seconds", str(seconds), "--distinct", "8", "--output", "sentence_embedding"]
         result = json.loads(subprocess.run([str(part) for part in command], capture_output=True, check=True, text=True).stdout)
         # Between runs again: what the process has grown by in serving is what it always needs from now on.
         time.sleep(3)
-        idle, used = server.memory()["devices"][0], max(used, group.used())
+        idle, used = server.memory()["devices"][0], group.used()
         alive = server.process.poll() is None
         rows, count = (server.metric(f"concertina_batch_rows_{kind}", model="minilm") for kind in ("sum", "count"))
         server.stop()
