@@ -10,7 +10,9 @@ mod handle;
 mod pending;
 mod report;
 mod run;
+mod statistics;
 
 pub use crate::scheduler::Rejection;
 pub use handle::{Batcher, InferError, Job, Jobs, Ticket};
 pub use run::{Control, Ends, Event, Loop, ModelLoad, Sample};
+pub use statistics::{StageTotals, Statistics, Total};

@@ -1,6 +1,7 @@
 //! The one place that reads the clock.
 
 use crate::units::Instant;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// A monotonic clock that starts at zero; cheap to copy.
 ///
@@ -8,6 +9,8 @@ use crate::units::Instant;
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     origin: tokio::time::Instant,
+    /// The time since 1970 at the origin.
+    date: Duration,
 }
 
 impl Clock {
@@ -15,7 +18,8 @@ impl Clock {
     #[must_use]
     #[allow(clippy::disallowed_methods, reason = "this is the one place")]
     pub fn start() -> Self {
-        Self { origin: tokio::time::Instant::now() }
+        let date = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Self { origin: tokio::time::Instant::now(), date }
     }
 
     /// The time since the start.
@@ -25,9 +29,15 @@ impl Clock {
         Instant(u64::try_from(self.origin.elapsed().as_nanos()).unwrap_or(u64::MAX))
     }
 
+    /// The time since 1970 at an instant, as the system's clock had it at the start: it does not follow when that is set.
+    #[must_use]
+    pub fn date(&self, at: Instant) -> Duration {
+        self.date + Duration::from_nanos(at.0)
+    }
+
     /// The same instant on Tokio's clock, for its timers.
     #[must_use]
     pub fn to_tokio(&self, at: Instant) -> tokio::time::Instant {
-        self.origin + std::time::Duration::from_nanos(at.0)
+        self.origin + Duration::from_nanos(at.0)
     }
 }

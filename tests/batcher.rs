@@ -1,7 +1,7 @@
 //! The loop under a paused clock, with workers that are tasks: time moves only when everybody waits.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-use concertina::batcher::{Batcher, Control, Ends, Event, InferError, Loop, ModelLoad};
+use concertina::batcher::{Batcher, Control, Ends, Event, InferError, Loop, ModelLoad, Statistics};
 use concertina::clock::Clock;
 use concertina::config::Config;
 use concertina::metrics::Metrics;
@@ -84,6 +84,10 @@ async fn start(instances: u32, max_in_flight: usize) -> Server {
     let load = ModelLoad { spec: Arc::clone(&spec), plan, workers, samples: Vec::new() };
     control.send(Control::Load(Box::new(load))).await.unwrap();
     Server { batcher, control, events, spec, clock, batches, finished }
+}
+
+async fn statistics(server: &Server) -> Statistics {
+    server.batcher.statistics().await.unwrap().remove(&server.spec.id).unwrap()
 }
 
 /// Echoes its rows after a while. A batch with a poisoned row fails; one with a deadly row ends the worker.
@@ -320,4 +324,49 @@ async fn what_does_not_end_in_time_is_refused_and_not_forgotten() {
     assert!(server.clock.now().0 < RUN.as_nanos() as u64, "nobody waits for what is on the device");
     let late = server.batcher.infer(server.request(1, 9)).await;
     assert_eq!(late, Err(InferError::Rejected(Rejection::Draining)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn statistics_tell_waiting_from_running() {
+    let server = start(1, 16).await;
+    let first = server.send(server.request(1, 1));
+    pass(RUN / 2).await;
+    // Two wait for the rest of the first run, together.
+    let others = [2, 3].map(|value| server.send(server.request(1, value)));
+    first.await.unwrap().unwrap();
+    for other in others {
+        other.await.unwrap().unwrap();
+    }
+    let Statistics { success, fail, queue, compute, rows, batches, by_rows, last_inference } =
+        statistics(&server).await;
+    assert_eq!((success.count, fail.count, rows, batches), (3, 0, 3, 2));
+    assert_eq!(compute.infer.time, 3 * RUN, "both requests of the second batch are charged all of it");
+    assert_eq!((queue.count, success.time), (3, queue.time + compute.infer.time));
+    assert!(queue.time >= RUN && queue.time < RUN + RUN / 2, "{:?}", queue.time);
+    let by_rows: Vec<_> = by_rows.iter().map(|(rows, totals)| (*rows, totals.infer.count, totals.infer.time)).collect();
+    assert_eq!(by_rows, [(1, 1, RUN), (2, 1, RUN)]);
+    assert!(last_inference.unwrap() > Duration::from_secs(1_700_000_000), "milliseconds since 1970");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_fails_or_is_left_counts_as_failed_once() {
+    let server = start(1, 16).await;
+    server.batcher.infer(server.request(1, POISON)).await.unwrap_err();
+    let left = server.send(server.request(1, 1));
+    pass(RUN / 2).await;
+    left.abort();
+    let late = server.request_within(1, 1, Some(RUN / 10));
+    server.batcher.infer(late).await.unwrap_err();
+    server.batcher.infer(server.request(1, 2)).await.unwrap();
+    let Statistics { success, fail, .. } = statistics(&server).await;
+    assert_eq!((success.count, fail.count), (1, 3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn parts_of_a_split_request_are_charged_once_each() {
+    let server = start(1, 16).await;
+    server.batcher.infer(server.request(20, 1)).await.unwrap();
+    let Statistics { success, compute, rows, batches, .. } = statistics(&server).await;
+    assert_eq!((success.count, rows, batches), (1, 20, 3));
+    assert_eq!((compute.infer.count, compute.infer.time), (1, 3 * RUN));
 }

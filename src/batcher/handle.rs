@@ -1,11 +1,16 @@
 //! The handle that HTTP holds: one call, one answer.
 
+use super::statistics::Statistics;
 use crate::model::{InferResponse, ValidRequest};
 use crate::scheduler::Rejection;
-use crate::units::RequestId;
+use crate::units::{ModelId, RequestId};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
+
+/// Questions for statistics that may be open at a time.
+const MAX_QUESTIONS: usize = 16;
 
 /// Why an inference has no answer.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -34,6 +39,8 @@ pub(super) enum Message {
     Arrive(Arrival),
     /// Its client has gone.
     Cancel(RequestId),
+    /// Somebody wants the statistics of all models.
+    Statistics(oneshot::Sender<HashMap<ModelId, Statistics>>),
 }
 
 /// A request on its way in.
@@ -56,6 +63,7 @@ pub struct Ticket {
 pub struct Batcher {
     messages: mpsc::Sender<Message>,
     in_flight: Arc<Semaphore>,
+    questions: Arc<Semaphore>,
     next_id: Arc<AtomicU64>,
 }
 
@@ -73,14 +81,20 @@ pub struct Job {
 #[derive(Debug)]
 pub struct Jobs {
     messages: mpsc::Receiver<Message>,
+    /// What is answered to whoever asks for statistics.
+    pub statistics: HashMap<ModelId, Statistics>,
 }
 
 impl Jobs {
     /// The next request; `None` when every handle is gone.
     pub async fn recv(&mut self) -> Option<Job> {
         loop {
-            if let Message::Arrive(Arrival { request, reply, ticket, .. }) = self.messages.recv().await? {
-                return Some(Job { request, reply, _ticket: ticket });
+            match self.messages.recv().await? {
+                Message::Arrive(Arrival { request, reply, ticket, .. }) => {
+                    return Some(Job { request, reply, _ticket: ticket });
+                }
+                Message::Statistics(answer) => drop(answer.send(self.statistics.clone())),
+                Message::Cancel(_) => {}
             }
         }
     }
@@ -91,16 +105,16 @@ impl Batcher {
     #[must_use]
     pub fn channel(max_in_flight: usize) -> (Self, Jobs) {
         let (handle, messages) = Self::new(max_in_flight);
-        (handle, Jobs { messages })
+        (handle, Jobs { messages, statistics: HashMap::new() })
     }
 
     /// A handle and the receiving end of its channel, for at most `max_in_flight` requests at a time.
     pub(super) fn new(max_in_flight: usize) -> (Self, mpsc::Receiver<Message>) {
         // Each request sends at most two messages, and each has its place reserved before it is admitted.
-        let (messages, receiver) = mpsc::channel(2 * max_in_flight);
-        let handle =
-            Self { messages, in_flight: Arc::new(Semaphore::new(max_in_flight)), next_id: Arc::new(AtomicU64::new(1)) };
-        (handle, receiver)
+        let (messages, receiver) = mpsc::channel(2 * max_in_flight + MAX_QUESTIONS);
+        let in_flight = Arc::new(Semaphore::new(max_in_flight));
+        let questions = Arc::new(Semaphore::new(MAX_QUESTIONS));
+        (Self { messages, in_flight, questions, next_id: Arc::new(AtomicU64::new(1)) }, receiver)
     }
 
     /// Queues a request and waits for its answer. Dropping the future cancels the request.
@@ -123,6 +137,20 @@ impl Batcher {
         let answer = answer.await;
         guard.place = None;
         answer.unwrap_or(Err(InferError::Closed))
+    }
+}
+
+impl Batcher {
+    /// The statistics of every model that is loaded, old versions that still finish their requests included.
+    ///
+    /// # Errors
+    /// [`InferError::Closed`] if the batcher is gone.
+    pub async fn statistics(&self) -> Result<HashMap<ModelId, Statistics>, InferError> {
+        let (reply, answer) = oneshot::channel();
+        // The permit keeps the places of requests free of questions.
+        let _permit = self.questions.acquire().await.map_err(|_| InferError::Closed)?;
+        self.messages.send(Message::Statistics(reply)).await.map_err(|_| InferError::Closed)?;
+        answer.await.map_err(|_| InferError::Closed)
     }
 }
 

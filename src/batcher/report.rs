@@ -1,7 +1,9 @@
 //! What the loop tells the metrics: the scheduler itself counts nothing.
 
+use super::pending::Pending;
 use super::run::{Flight, Loop};
 use crate::metrics::Stage;
+use crate::runtime::batch::Stages;
 use crate::runtime::{Completion, RunError};
 use crate::signal::Reading;
 use crate::units::{ByteSize, Instant};
@@ -49,6 +51,31 @@ impl Loop {
             && !predicted.is_zero()
         {
             metrics.seconds_ratio.observe(completion.stages.total().as_secs_f64() / predicted.as_secs_f64());
+        }
+    }
+
+    /// Counts a batch that ended well.
+    pub(super) fn count_batch(&mut self, flight: &Flight, stages: Stages) {
+        let at = self.clock.date(self.clock.now());
+        if let Some(model) = self.models.get_mut(&flight.model) {
+            model.statistics.ran(flight.dispatch.rows, stages, at);
+        }
+    }
+
+    /// Counts a request that is answered now.
+    pub(super) fn count_answer(&mut self, pending: &Pending) {
+        let whole = self.clock.now().since(pending.arrived);
+        if let Some(model) = self.models.get_mut(&pending.request.model.id) {
+            let [gather, compute, scatter] = pending.batches;
+            model.statistics.answered(whole, Stages { gather, compute, scatter });
+        }
+    }
+
+    /// Counts a request that has no answer, or nobody who waits for one.
+    pub(super) fn count_failure(&mut self, pending: &Pending) {
+        let whole = self.clock.now().since(pending.arrived);
+        if let Some(model) = self.models.get_mut(&pending.request.model.id) {
+            model.statistics.failed(whole);
         }
     }
 

@@ -3,6 +3,7 @@
 use super::classes::Classes;
 use super::handle::{Arrival, Batcher, InferError, Message};
 use super::pending::PendingTable;
+use super::statistics::Statistics;
 use crate::clock::Clock;
 use crate::metrics::{Metrics, ModelMetrics, Stage};
 use crate::model::ModelSpec;
@@ -98,6 +99,7 @@ pub(super) struct LoadedModel {
     pub(super) classes: Classes,
     pub(super) spec: Arc<ModelSpec>,
     pub(super) metrics: Arc<ModelMetrics>,
+    pub(super) statistics: Statistics,
 }
 
 pub(super) struct Flight {
@@ -231,10 +233,18 @@ impl Loop {
             Message::Arrive(arrival) => self.arrive(arrival),
             Message::Cancel(id) => {
                 let gone = self.pending.remove(id);
-                if let Some(model) = gone.and_then(|pending| self.models.get(&pending.request.model.id)) {
-                    model.metrics.triton.cancelled();
+                if let Some(pending) = gone {
+                    self.count_failure(&pending);
+                    if let Some(model) = self.models.get(&pending.request.model.id) {
+                        model.metrics.triton.cancelled();
+                    }
                 }
                 self.handle(Input::Cancel(id));
+            }
+            Message::Statistics(reply) => {
+                let all = self.models.iter().map(|(id, model)| (*id, model.statistics.clone()));
+                // Whoever asked may have gone.
+                let _ = reply.send(all.collect());
             }
         }
     }
@@ -285,6 +295,7 @@ impl Loop {
             Control::Abandon => {
                 self.handle(Input::Drain);
                 for (id, pending) in self.pending.take() {
+                    self.count_failure(&pending);
                     self.handle(Input::Cancel(id));
                     pending.fail(InferError::Rejected(Rejection::Draining));
                 }
@@ -301,7 +312,8 @@ impl Loop {
         let plan = ModelPlan { observations: observations.collect(), ..load.plan };
         let metrics = self.metrics.model(&load.spec.name, load.spec.version);
         let instances = plan.instances.clone();
-        self.models.insert(load.spec.id, LoadedModel { instances, classes, spec: load.spec, metrics });
+        let statistics = Statistics::default();
+        self.models.insert(load.spec.id, LoadedModel { instances, classes, spec: load.spec, metrics, statistics });
         self.workers.extend(load.workers.into_iter().map(|worker| (worker.instance, worker)));
         self.handle(Input::Load(plan));
     }
@@ -365,6 +377,7 @@ impl Loop {
         self.observe(&flight, &completion);
         let outcome = match completion.result {
             Ok(outputs) => {
+                self.count_batch(&flight, completion.stages);
                 self.deliver(&flight.dispatch.parts, outputs, completion.stages);
                 Outcome::Done { duration: completion.stages.total(), bytes: completion.bytes }
             }
