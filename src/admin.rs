@@ -4,9 +4,10 @@ mod report;
 
 use crate::clock::Clock;
 use crate::config::{MemoryLimit, headroom};
-use crate::http::{Admin, MemoryChange};
+use crate::http::{Admin, MemoryChange, MemoryOf};
 use crate::keys::value::integer;
 use crate::memory::Device;
+use crate::model::{MemoryUsage, ModelSpec};
 use crate::units::DeviceId;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -36,6 +37,23 @@ impl Memory {
     pub fn report(&self) -> Value {
         let device = |device: &Device| report::device(device.stats(), device.sample(self.clock.now()));
         json!({"devices": self.devices.iter().map(device).collect::<Vec<_>>()})
+    }
+
+    /// What models hold, for the statistics.
+    #[must_use]
+    pub fn usage(self) -> MemoryOf {
+        Box::new(move |model| self.of(model))
+    }
+
+    /// What one version of a model holds of each device.
+    fn of(&self, model: &ModelSpec) -> Vec<MemoryUsage> {
+        let label = format!("{}/{}/", model.name, model.version);
+        let usage = |device: &Device| {
+            let arenas = device.stats().arenas;
+            let own = arenas.iter().filter(|arena| arena.label.starts_with(&label));
+            MemoryUsage { kind: "CPU", device: device.id().0, bytes: own.map(|arena| arena.reserved.0).sum() }
+        };
+        self.devices.iter().map(usage).collect()
     }
 
     /// Changes what is asked for, all of it or nothing, and answers the report of afterwards. What is idle above a lower

@@ -57,6 +57,10 @@ pub struct Models {
     pub path: PathBuf,
     /// The name of the model if `path` is one model's own folder or file.
     pub name: Option<String>,
+    /// Whether everything is loaded at the start; otherwise models wait for somebody to ask for them.
+    pub load_at_start: bool,
+    /// How often the folder is looked at for changes; zero: never.
+    pub poll_interval: Duration,
     cache: Cache,
 }
 
@@ -117,6 +121,8 @@ pub struct Http {
     pub max_request_rows: Rows,
     /// Requests inside the server.
     pub max_in_flight_requests: NonZeroUsize,
+    /// Whether answers are compressed for clients that ask for it.
+    pub compress_answers: bool,
 }
 
 /// The section `[grpc]`.
@@ -211,7 +217,13 @@ impl Config {
     /// served only by settings without a fault.
     #[must_use]
     pub fn settings(&self, file: &str, text: &str) -> (Option<Settings>, Vec<String>) {
-        let (settings, mut faults) = Settings::readable(text, file, &self.keys.clone().table("model"));
+        self.settings_with(file, text, &[])
+    }
+
+    /// As [`Config::settings`], with the keys that a request to load the model has sent.
+    #[must_use]
+    pub fn settings_with(&self, file: &str, text: &str, sent: &[(String, Value)]) -> (Option<Settings>, Vec<String>) {
+        let (settings, mut faults) = Settings::overridden(text, file, &self.keys.clone().table("model"), sent);
         let body = self.http.max_body_bytes;
         if let Some(queue) = settings.as_ref().map(|settings| settings.max_queue_bytes).filter(|queue| *queue < body) {
             faults.push(format!(
@@ -243,6 +255,8 @@ fn read(keys: &mut Keys) -> Option<Config> {
     let path = keys.read("models.path", file_path);
     let name = keys.read("models.name", model_name);
     let cache = keys.read("models.cache", cache);
+    let load_at_start = keys.read("models.load_at_start", choice(&[("all", true), ("none", false)]));
+    let poll_interval = keys.read("models.poll_interval", poll_interval);
     let library = keys.read("runtime.library", text_or_empty);
     let threads = keys.read("runtime.threads", auto_or(count(1024usize)));
     let http = http(keys);
@@ -272,7 +286,13 @@ fn read(keys: &mut Keys) -> Option<Config> {
     );
     Some(Config {
         address: address?,
-        models: Models { path: path?, name: name?, cache: cache? },
+        models: Models {
+            path: path?,
+            name: name?,
+            load_at_start: load_at_start?,
+            poll_interval: poll_interval?,
+            cache: cache?,
+        },
         runtime: Runtime { library: library?.map(PathBuf::from), threads: threads? },
         http: http?,
         grpc: Grpc { address: grpc_address?, max_stream_requests: max_stream_requests? },
@@ -307,6 +327,7 @@ fn http(keys: &mut Keys) -> Option<Http> {
     let max_streams_per_connection = keys.read("http.max_streams_per_connection", count(1_000_000u32));
     let max_request_rows = keys.read("http.max_request_rows", integer(1..=1 << 24));
     let max_in_flight_requests = keys.read("http.max_in_flight_requests", count(1_000_000usize));
+    let compress_answers = keys.read("http.compress_answers", choice(&[("on", true), ("off", false)]));
     Some(Http {
         max_body_bytes: max_body_bytes?,
         max_bodies_bytes: max_bodies_bytes?,
@@ -318,6 +339,7 @@ fn http(keys: &mut Keys) -> Option<Http> {
         max_streams_per_connection: max_streams_per_connection?,
         max_request_rows: max_request_rows?,
         max_in_flight_requests: max_in_flight_requests?,
+        compress_answers: compress_answers?,
     })
 }
 
@@ -330,6 +352,12 @@ fn model(keys: &mut Keys) -> Option<Settings> {
 
 fn seconds(least: u64, most: u64) -> impl Fn(&Value) -> Result<Duration, String> {
     duration(Duration::from_secs(least)..=Duration::from_secs(most))
+}
+
+fn poll_interval(value: &Value) -> Result<Duration, String> {
+    let least = Duration::from_millis(100);
+    let parsed = duration(Duration::ZERO..=Duration::from_secs(24 * 60 * 60))(value)?;
+    if parsed.is_zero() || parsed >= least { Ok(parsed) } else { Err("\"0s\" or at least \"100ms\"".to_owned()) }
 }
 
 fn address(value: &Value) -> Result<String, String> {

@@ -14,6 +14,7 @@ mod health;
 mod infer;
 mod intake;
 pub mod proto;
+mod repository;
 mod status;
 
 pub use contents::Contents;
@@ -182,9 +183,13 @@ impl GrpcInferenceService for Service {
 
     async fn model_statistics(
         &self,
-        _: Request<ModelStatisticsRequest>,
+        request: Request<ModelStatisticsRequest>,
     ) -> Result<Response<ModelStatisticsResponse>, Status> {
-        refused(&ApiError::Unsupported("the statistics extension"))
+        let ModelStatisticsRequest { name, version } = request.into_inner();
+        let path = if name.is_empty() { Ok(None) } else { path(name, &version).map(Some) };
+        let path = path.map_err(|error| status(&error))?;
+        let statistics = http::statistics_of(&self.0.state, path.as_ref()).await;
+        message(statistics.map_err(|error| status(&error))?)
     }
 
     async fn repository_index(
@@ -197,16 +202,16 @@ impl GrpcInferenceService for Service {
 
     async fn repository_model_load(
         &self,
-        _: Request<RepositoryModelLoadRequest>,
+        request: Request<RepositoryModelLoadRequest>,
     ) -> Result<Response<RepositoryModelLoadResponse>, Status> {
-        refused(&ApiError::Unsupported("loading a model"))
+        repository::load(&self.0.state, request).await.map_err(|error| status(&error))
     }
 
     async fn repository_model_unload(
         &self,
-        _: Request<RepositoryModelUnloadRequest>,
+        request: Request<RepositoryModelUnloadRequest>,
     ) -> Result<Response<RepositoryModelUnloadResponse>, Status> {
-        refused(&ApiError::Unsupported("unloading a model"))
+        repository::unload(&self.0.state, request).await.map_err(|error| status(&error))
     }
 
     async fn system_shared_memory_status(

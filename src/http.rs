@@ -3,15 +3,19 @@
 //! A request passes `edge` (request id, tracing span, panic to 500, bodies left `unread`), then its route. Of the inference path, `body` reads
 //! within limits, `decode`, `reader`, `data` (with `fast`) and `binary` make an [`InferRequest`](crate::model::InferRequest) of it,
 //! [`ValidRequest`](crate::model::ValidRequest) compares it with its model, the batcher answers, `encode` writes. Every
-//! failure is an `ApiError`, and one function in `error` gives it a status. `serve` accepts connections. The routes of `admin`
+//! failure is an `ApiError`, and one function in `error` gives it a status. `coding` compresses on both ways. `predict` is TensorFlow
+//! Serving's way to the same batcher; `statistics`, `repository` and `absent` are extensions of the protocol. `serve` accepts connections,
+//! and `stall` finds those over HTTP/2 that take nothing. The routes of `admin`
 //! exist only if there is a token for them.
 //!
 //! The handler of a request awaits the batcher itself and spawns nothing: when its client goes, the connection drops the
 //! handler, and with it the request.
 
+mod absent;
 mod admin;
 mod binary;
 mod body;
+mod coding;
 mod data;
 mod decode;
 mod edge;
@@ -21,8 +25,12 @@ mod fast;
 mod infer;
 mod metadata;
 mod path;
+mod predict;
 mod reader;
+mod repository;
 pub mod serve;
+mod stall;
+mod statistics;
 mod status;
 mod unread;
 
@@ -31,18 +39,22 @@ pub use body::Bodies;
 pub use error::Code;
 
 // What gRPC, another skin over the same, has in common with HTTP.
+pub(crate) use admin::required as admin_required;
 pub(crate) use binary::normalised;
 pub(crate) use body::Room;
 pub(crate) use edge::caught;
 pub(crate) use error::ApiError;
-pub(crate) use metadata::{index_of, model_config, model_metadata, server_metadata};
+pub(crate) use metadata::{model_config, model_metadata, server_metadata};
 pub(crate) use path::ModelPath;
+pub(crate) use repository::{controller, index_of};
+pub(crate) use statistics::statistics_of;
 pub(crate) use status::not_ready;
 
 use crate::batcher::Batcher;
 use crate::clock::Clock;
 use crate::metrics::Stage;
-use crate::model::{ModelSpec, Table};
+use crate::model::{MemoryUsage, ModelSpec, Table};
+use crate::repository::Controller;
 use arc_swap::ArcSwap;
 use axum::Router;
 use axum::http::HeaderValue;
@@ -65,6 +77,8 @@ pub struct Limits {
     pub body_read_timeout: Duration,
     /// The most rows in one request.
     pub request_rows: u32,
+    /// Whether answers are compressed for clients that ask for it.
+    pub compress_answers: bool,
 }
 
 /// Where the process is in its life, as HTTP needs to know it.
@@ -84,6 +98,9 @@ pub type Spent = Box<dyn Fn(&ModelSpec, Stage, Duration) + Send + Sync>;
 
 /// Told of a model and the rows that somebody wants from it.
 pub type Offered = Box<dyn Fn(&ModelSpec, u32) + Send + Sync>;
+
+/// Says what a model holds of the memory of each device.
+pub type MemoryOf = Box<dyn Fn(&ModelSpec) -> Vec<MemoryUsage> + Send + Sync>;
 
 /// Everything that the routes need.
 pub struct AppState {
@@ -107,6 +124,12 @@ pub struct AppState {
     pub metrics: Box<dyn Fn() -> String + Send + Sync>,
     /// What the admin routes do; `None`: there are none.
     pub admin: Option<Admin>,
+    /// Loads and unloads models, for those who may use the admin routes.
+    pub repository: Option<Controller>,
+    /// What a model holds of the memory of each device.
+    pub memory: MemoryOf,
+    /// What is logged, in the words of the logging extension.
+    pub logging: serde_json::Value,
 }
 
 impl fmt::Debug for AppState {
@@ -125,6 +148,40 @@ pub struct Outcome {
     pub failure: Option<Code>,
     /// Its rows; 0 if the request was refused before they were known.
     pub rows: u32,
+}
+
+/// The routes of the repository, and of extensions that the server does not have.
+fn extensions() -> Router<Arc<AppState>> {
+    let mut router = Router::new()
+        .route("/v2/repository/index", post(repository::index))
+        .route("/v2/repository/models/{model}/load", post(repository::load))
+        .route("/v2/repository/models/{model}/unload", post(repository::unload))
+        .route("/v2/repository/{repository}/index", post(repository::named))
+        .route("/v2/repository/{repository}/models/{model}/load", post(repository::named))
+        .route("/v2/repository/{repository}/models/{model}/unload", post(repository::named))
+        .route("/v2/trace/setting", get(absent::trace).post(absent::trace))
+        .route("/v2/models/{model}/trace/setting", get(absent::trace).post(absent::trace))
+        .route("/v2/logging", get(absent::logging).post(absent::set_logging));
+    for kind in ["systemsharedmemory", "cudasharedmemory"] {
+        router = router
+            .route(&format!("/v2/{kind}/status"), get(absent::no_regions))
+            .route(&format!("/v2/{kind}/region/{{region}}/status"), get(absent::no_region))
+            .route(&format!("/v2/{kind}/region/{{region}}/register"), post(absent::shared_memory))
+            .route(&format!("/v2/{kind}/region/{{region}}/unregister"), post(absent::shared_memory))
+            .route(&format!("/v2/{kind}/unregister"), post(absent::shared_memory));
+    }
+    router
+}
+
+/// The routes below `/v1/models`.
+fn tensorflow_serving() -> Router<Arc<AppState>> {
+    let mut router = Router::new().route("/v1/models", get(predict::list));
+    for path in ["/v1/models/{model}", "/v1/models/{model}/versions/{version}", "/v1/models/{model}/labels/{label}"] {
+        router = router
+            .route(path, get(predict::status).post(predict::predict))
+            .route(&format!("{path}/metadata"), get(predict::metadata));
+    }
+    router
 }
 
 /// The router with all routes and middleware.
@@ -154,7 +211,11 @@ pub fn router(state: Arc<AppState>) -> Router {
         .route("/v2/models/{model}/versions/{version}/config", get(metadata::config))
         .route("/v2/models/{model}/infer", post(infer::infer))
         .route("/v2/models/{model}/versions/{version}/infer", post(infer::infer))
-        .route("/v2/repository/index", post(metadata::repository_index))
+        .route("/v2/models/stats", get(statistics::all))
+        .route("/v2/models/{model}/stats", get(statistics::model))
+        .route("/v2/models/{model}/versions/{version}/stats", get(statistics::model))
+        .merge(extensions())
+        .merge(tensorflow_serving())
         .fallback(async || ApiError::RouteNotFound)
         .method_not_allowed_fallback(async || ApiError::MethodNotAllowed)
         .with_state(state)

@@ -20,6 +20,8 @@ pub enum Origin {
     Environment(String),
     /// This flag.
     Flag(String),
+    /// The request to load a model.
+    Request,
 }
 
 impl fmt::Display for Origin {
@@ -29,6 +31,7 @@ impl fmt::Display for Origin {
             Self::File(path) => write!(f, "file {path}"),
             Self::Environment(name) => write!(f, "environment {name}"),
             Self::Flag(name) => write!(f, "flag {name}"),
+            Self::Request => f.write_str("the request"),
         }
     }
 }

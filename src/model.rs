@@ -1,5 +1,7 @@
 //! What a model is, what a request for it is, and whether the two agree. Pure.
 
+pub mod classify;
+pub mod config;
 pub mod derive;
 mod name;
 pub mod request;
@@ -10,6 +12,6 @@ pub mod table;
 pub use derive::{Derived, derive};
 pub use name::check_name;
 pub use request::{InferRequest, InferResponse, InputTensor, InvalidRequest, OutputTensor, ValidRequest};
-pub use settings::Settings;
+pub use settings::{Labels, Settings};
 pub use spec::{Dim, Graph, ModelSpec, Side, TensorSpec, Unsupported};
-pub use table::{Lookup, ModelState, Table};
+pub use table::{IndexEntry, Lookup, MemoryUsage, ModelState, Table};

@@ -2,18 +2,25 @@
 //!
 //! [`scan`] only looks at folders and reads model.toml files; it opens no model. A fault of one model never hides another.
 
+mod changes;
+pub mod control;
+mod labels;
 mod layout;
 mod layouts;
 pub mod load;
 pub mod manager;
 pub mod measure;
+mod published;
 mod recall;
+mod room;
 pub mod store;
 
+pub use control::{Controller, Refused};
 pub use layouts::Layout;
 
 use crate::config::Config;
 use crate::model::Settings;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -65,9 +72,19 @@ impl fmt::Display for Fault {
 /// each folder with an optional model.toml), one model's own folder, or an .onnx file.
 #[must_use]
 pub fn scan(path: &Path, config: &Config) -> Scan {
+    scan_with(path, config, &Sent::default())
+}
+
+/// Keys of model.toml that requests to load models have sent, by model: they go over what the files say.
+pub type Sent = BTreeMap<String, Vec<(String, toml::Value)>>;
+
+/// As [`scan`], with such keys.
+#[must_use]
+pub fn scan_with(path: &Path, config: &Config, sent: &Sent) -> Scan {
     let mut scan = Scan::default();
     for found in layout::find(path, config.models.name.as_deref(), &mut scan.faults) {
-        add(found, config, &mut scan);
+        let sent = sent.get(&found.name).map_or(&[][..], Vec::as_slice);
+        add(found, config, sent, &mut scan);
     }
     for candidates in [&mut scan.candidates, &mut scan.suspects] {
         candidates.sort_by(|a, b| (&a.name, a.version).cmp(&(&b.name, b.version)));
@@ -78,7 +95,7 @@ pub fn scan(path: &Path, config: &Config) -> Scan {
 
 /// Reads the settings of a model and picks its versions. What is wrong keeps the rest of the model from being served, except
 /// for versions that are not there.
-fn add(found: layout::Found, config: &Config, scan: &mut Scan) {
+fn add(found: layout::Found, config: &Config, sent: &[(String, toml::Value)], scan: &mut Scan) {
     let layout::Found { name, path, settings, versions, refused } = found;
     let fault =
         |version, path: &Path, message| Fault { model: Some(name.clone()), version, path: path.to_owned(), message };
@@ -87,7 +104,10 @@ fn add(found: layout::Found, config: &Config, scan: &mut Scan) {
         Ok(text) => text.unwrap_or_default(),
         Err(error) => return scan.faults.push(fault(None, file, format!("cannot be read: {error}"))),
     };
-    let (readable, faults) = config.settings(&file.display().to_string(), &text);
+    let (mut readable, mut faults) = config.settings_with(&file.display().to_string(), &text, sent);
+    if let Some(settings) = &mut readable {
+        faults.extend(labels::read(&path, settings));
+    }
     let served = !refused && faults.is_empty();
     scan.faults.extend(faults.into_iter().map(|message| fault(None, file, message)));
     // By settings that say nothing, a model still shows what is wrong with its graph.

@@ -5,7 +5,7 @@ mod drain;
 
 use crate::batcher::Loop;
 use crate::clock::Clock;
-use crate::config::Config;
+use crate::config::{Config, Log};
 use crate::grpc;
 use crate::http::serve::{ServeLimits, serve};
 use crate::http::{AppState, Bodies, Limits, Outcome, Phase, router};
@@ -26,6 +26,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
+use tracing_subscriber::filter::LevelFilter;
 
 /// Serves until a signal ends it.
 ///
@@ -76,11 +77,14 @@ async fn serve_until_signal(config: Config, runtime: Runtime, cores: usize) -> a
     let ids = Arc::new(Ids::default());
     let store = store(&config);
     let loader = Loader { runtime, device, clock, completions: ends.completions, cores, ids, store };
-    let manager = Manager::new(loader, Arc::clone(&models), ends.control.clone(), Arc::clone(&metrics));
-    let managing = tokio::spawn(manager.run(config.clone(), ends.events));
+    let (manager, controller) =
+        Manager::new(loader, Arc::clone(&models), ends.control.clone(), Arc::clone(&metrics), config.clone());
+    let managing = tokio::spawn(manager.run(ends.events));
 
     let (phase, phases) = watch::channel(Phase::Serving);
     let mut state = app_state(&config, ends.batcher, models, phases.clone(), (Arc::clone(&metrics), clock));
+    state.repository = Some(controller);
+    state.memory = memory.clone().usage();
     state.admin = config.admin.token.clone().map(|token| memory.admin(token));
     let state = Arc::new(state);
     let counted = Arc::clone(&metrics);
@@ -143,6 +147,7 @@ fn app_state(
             body_bytes: usize::try_from(config.http.max_body_bytes.0).unwrap_or(usize::MAX),
             body_read_timeout: config.http.body_read_timeout,
             request_rows: config.http.max_request_rows,
+            compress_answers: config.http.compress_answers,
         },
         bodies: Bodies::new(config.http.max_bodies_bytes.0),
         phase,
@@ -155,7 +160,23 @@ fn app_state(
         clock,
         metrics: Box::new(move || String::from_utf8_lossy(&metrics.encode()).into_owned()),
         admin: None,
+        repository: None,
+        logging: logging(&config.log),
+        memory: Box::new(|_| Vec::new()),
     }
+}
+
+/// What is logged, in the words of the logging extension.
+fn logging(log: &Log) -> serde_json::Value {
+    let most = log.level.split(',').next().and_then(|level| level.trim().parse().ok()).unwrap_or(LevelFilter::INFO);
+    serde_json::json!({
+        "log_file": "",
+        "log_info": most >= LevelFilter::INFO,
+        "log_warning": most >= LevelFilter::WARN,
+        "log_error": most >= LevelFilter::ERROR,
+        "log_verbose_level": if most >= LevelFilter::TRACE { 2 } else { u8::from(most >= LevelFilter::DEBUG) },
+        "log_format": "ISO8601",
+    })
 }
 
 fn serve_limits(config: &Config) -> ServeLimits {

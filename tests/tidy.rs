@@ -31,11 +31,12 @@ const DIRECTIONS: [(&str, &[&str]); 20] = [
         ],
     ),
     // What stands behind the admin routes; HTTP itself does not know what memory is.
-    ("admin", &["clock", "config", "http", "keys", "memory", "units"]),
+    ("admin", &["clock", "config", "http", "keys", "memory", "model", "units"]),
     ("sampler", &["batcher", "clock", "memory", "metrics", "scheduler"]),
     // Another skin over the same handle; what both say and refuse is said by HTTP's functions.
     ("grpc", &["batcher", "http", "metrics", "model", "tensor", "units"]),
-    ("http", &["batcher", "clock", "metrics", "model", "tensor", "units"]),
+    // Of the repository, the handle that loads and unloads.
+    ("http", &["batcher", "clock", "metrics", "model", "repository", "tensor", "units"]),
     // The loader hands what it loads to the batcher, with a plan for the scheduler.
     (
         "repository",

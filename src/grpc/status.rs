@@ -29,7 +29,9 @@ fn grpc(code: Code) -> Grpc {
         Code::MethodNotAllowed | Code::UnsupportedEncoding | Code::Unsupported => Grpc::Unimplemented,
         Code::Overloaded | Code::Unavailable | Code::DeviceMemoryExhausted => Grpc::Unavailable,
         Code::BodyTimeout | Code::DeadlineExceeded => Grpc::DeadlineExceeded,
+        Code::LoadFailed => Grpc::FailedPrecondition,
         Code::Unauthorized => Grpc::Unauthenticated,
+        Code::Forbidden => Grpc::PermissionDenied,
         Code::DeviceError | Code::Internal => Grpc::Internal,
     }
 }

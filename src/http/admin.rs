@@ -80,6 +80,14 @@ fn authorized<'a>(state: &'a AppState, headers: &HeaderMap) -> Result<&'a Admin,
     if right { Ok(admin) } else { Err(ApiError::Unauthorized) }
 }
 
+/// Refuses whoever may not use what the admin token guards; without a token nobody may.
+pub(crate) fn required(state: &AppState, headers: &HeaderMap) -> Result<(), ApiError> {
+    if state.admin.is_none() {
+        return Err(ApiError::NoAdmin("loading and unloading models"));
+    }
+    authorized(state, headers).map(|_| ())
+}
+
 /// The credentials, if the scheme is `Bearer`, in letters of any case.
 fn bearer(header: &[u8]) -> Option<&[u8]> {
     let (scheme, credentials) = header.split_at_checked("Bearer ".len())?;

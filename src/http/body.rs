@@ -1,11 +1,10 @@
 //! Bodies in and out: a request body as a rope of frames, within limits; a response body as frames that are not copied.
 
-use super::Limits;
 use super::error::ApiError;
+use super::{Limits, coding};
 use crate::tensor::Chunks;
 use axum::body::Body;
 use axum::http::HeaderMap;
-use axum::http::header::CONTENT_ENCODING;
 use bytes::{Bytes, BytesMut};
 use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::BodyExt as _;
@@ -94,9 +93,9 @@ pub(super) async fn read(
         Err(_) => return Err(ApiError::BodyTimeout { limit: limits.body_read_timeout }),
     };
     // Refused only now that the body is read, so that the connection can go on.
-    match headers.get(CONTENT_ENCODING).map(|value| value.to_str().unwrap_or("?")) {
-        None | Some("" | "identity") => Ok((chunks, room)),
-        Some(other) => Err(ApiError::Encoding(other.to_owned())),
+    match coding::of_request(headers)? {
+        None => Ok((chunks, room)),
+        Some(coding) => Ok((coding::inflate(coding, chunks, limit, &mut room).await?, room)),
     }
 }
 

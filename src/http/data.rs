@@ -118,14 +118,14 @@ pub(super) fn spelt_out(text: &[u8]) -> Option<Vec<u8>> {
     (copied > 0).then_some(out)
 }
 
-fn bool(json: &mut Jiter<'_>, peek: Peek) -> Result<bool, Fault> {
+pub(super) fn bool(json: &mut Jiter<'_>, peek: Peek) -> Result<bool, Fault> {
     match peek {
         Peek::True | Peek::False => json.known_bool(peek).map_err(Fault::Broken),
         _ => Err(Fault::Value),
     }
 }
 
-fn number(json: &mut Jiter<'_>, peek: Peek) -> Result<f64, Fault> {
+pub(super) fn number(json: &mut Jiter<'_>, peek: Peek) -> Result<f64, Fault> {
     if peek.is_num() { json.known_float(peek).map_err(Fault::Broken) } else { Err(Fault::Value) }
 }
 
@@ -208,7 +208,7 @@ fn scan(
 }
 
 /// What an element may be, for the error.
-fn values_of(datatype: DataType) -> &'static str {
+pub(super) fn values_of(datatype: DataType) -> &'static str {
     match datatype {
         DataType::Bool => "true or false",
         DataType::Uint8 => "an integer from 0 to 255",

@@ -14,11 +14,19 @@ pub(super) struct Decoded {
     pub(super) forms: Forms,
 }
 
-/// Which outputs leave in binary form.
+/// How one listed output is to look.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Form {
+    pub(super) binary: bool,
+    /// So many of the largest elements instead of all; 0: the tensor itself.
+    pub(super) classification: u64,
+}
+
+/// Which outputs leave in which form.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Forms {
     /// By position of the listed outputs; empty if none are listed.
-    pub(super) listed: Vec<bool>,
+    pub(super) listed: Vec<Form>,
     /// For all outputs if none are listed.
     pub(super) unlisted: bool,
 }
@@ -27,7 +35,7 @@ impl Forms {
     /// Whether the output at this position of the answer is binary. A listed output without `binary_data` is JSON, whatever
     /// `binary_data_output` says.
     pub(super) fn is_binary(&self, position: usize) -> bool {
-        if self.listed.is_empty() { self.unlisted } else { self.listed.get(position).copied().unwrap_or(false) }
+        if self.listed.is_empty() { self.unlisted } else { self.listed.get(position).is_some_and(|form| form.binary) }
     }
 }
 
@@ -195,7 +203,7 @@ impl Parsed {
             let index = self.request.outputs.len();
             let at = format_args!("outputs[{index}]");
             let mut name = None;
-            let mut binary = false;
+            let mut form = Form::default();
             reader.object(&at, Key::of, |reader, key| match key {
                 Key::Name => {
                     name = Some(reader.string(&format_args!("{at}.name"))?);
@@ -203,31 +211,31 @@ impl Parsed {
                 }
                 Key::Parameters if !reader.null(&format_args!("{at}.parameters"))? => {
                     reader.object(&format_args!("{at}.parameters"), Key::of, |reader, key| {
-                        output_parameter(reader, key, index, &mut binary)
+                        output_parameter(reader, key, index, &mut form)
                     })
                 }
                 Key::Parameters => Ok(()),
                 _ => reader.skip(&at),
             })?;
             self.request.outputs.push(name.ok_or_else(|| missing(&format_args!("{at}.name")))?);
-            self.forms.listed.push(binary);
+            self.forms.listed.push(form);
             next = reader.array_step(&at)?;
         }
         Ok(())
     }
 }
 
-fn output_parameter(reader: &mut Reader<'_>, key: Key, index: usize, binary: &mut bool) -> Result<(), ApiError> {
+fn output_parameter(reader: &mut Reader<'_>, key: Key, index: usize, form: &mut Form) -> Result<(), ApiError> {
     let at = format_args!("outputs[{index}].parameters");
     match key {
         Key::BinaryData => {
-            *binary = reader.bool(&format_args!("{at}.binary_data"))?;
+            form.binary = reader.bool(&format_args!("{at}.binary_data"))?;
             Ok(())
         }
-        Key::Classification if reader.uint(&format_args!("{at}.classification"))? > 0 => {
-            Err(ApiError::Unsupported("the classification extension"))
+        Key::Classification => {
+            form.classification = reader.uint(&format_args!("{at}.classification"))?;
+            Ok(())
         }
-        Key::Classification => Ok(()),
         Key::SharedMemoryRegion => {
             Err(ApiError::SharedMemory(reader.string(&format_args!("{at}.shared_memory_region"))?))
         }

@@ -2,6 +2,7 @@
 
 use super::binary::JSON_LENGTH;
 use super::body::Frames;
+use super::coding::Coding;
 use super::decode::Forms;
 use super::error::ApiError;
 use super::{BINARY, JSON};
@@ -9,14 +10,14 @@ use crate::model::{InferResponse, ModelSpec};
 use crate::tensor::{Chunks, DataType};
 use axum::body::Body;
 use axum::http::HeaderValue;
-use axum::http::header::CONTENT_TYPE;
+use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use axum::response::Response;
 use bytes::Bytes;
 use half::{bf16, f16};
 use std::collections::VecDeque;
 
-/// The response to a request with this `id`.
-pub(super) fn encode(model: &ModelSpec, id: &str, answer: InferResponse, forms: &Forms) -> Result<Response, ApiError> {
+/// The answer to a request with this `id`.
+pub(super) fn encode(model: &ModelSpec, id: &str, answer: InferResponse, forms: &Forms) -> Result<Encoded, ApiError> {
     let mut head = Vec::with_capacity(256);
     let mut frames = VecDeque::with_capacity(1 + answer.outputs.len());
     let mut any_binary = false;
@@ -53,17 +54,36 @@ pub(super) fn encode(model: &ModelSpec, id: &str, answer: InferResponse, forms: 
         }
     }
     head.extend_from_slice(b"]}");
-    let json_length = HeaderValue::from(head.len());
+    let json_length = any_binary.then_some(head.len());
     frames.push_front(Bytes::from(head));
-    let mut response = Response::new(Body::new(Frames::new(frames)));
-    let headers = response.headers_mut();
-    if any_binary {
-        headers.insert(CONTENT_TYPE, BINARY);
-        headers.insert(JSON_LENGTH, json_length);
-    } else {
-        headers.insert(CONTENT_TYPE, JSON);
+    Ok(Encoded { frames, json_length })
+}
+
+/// An answer as it would leave uncompressed.
+pub(super) struct Encoded {
+    pub(super) frames: VecDeque<Bytes>,
+    /// The length of the JSON at its front, if binary tensors follow.
+    json_length: Option<usize>,
+}
+
+impl Encoded {
+    /// The response; `compressed` is its body in that coding.
+    pub(super) fn respond(self, compressed: Option<(Coding, Bytes)>) -> Response {
+        let coding = compressed.as_ref().map(|(coding, _)| *coding);
+        let body = compressed.map_or_else(|| Body::new(Frames::new(self.frames)), |(_, body)| Body::from(body));
+        let mut response = Response::new(body);
+        let headers = response.headers_mut();
+        if let Some(json_length) = self.json_length {
+            headers.insert(CONTENT_TYPE, BINARY);
+            headers.insert(JSON_LENGTH, HeaderValue::from(json_length));
+        } else {
+            headers.insert(CONTENT_TYPE, JSON);
+        }
+        if let Some(coding) = coding {
+            headers.insert(CONTENT_ENCODING, HeaderValue::from_static(coding.name()));
+        }
+        response
     }
-    Ok(response)
 }
 
 /// The elements of a tensor, flat, with commas between them.
@@ -106,11 +126,11 @@ fn fixed<const N: usize>(out: &mut Vec<u8>, data: &[u8], mut item: impl FnMut(&m
     list(out, values.iter(), |out, &bytes| item(out, bytes));
 }
 
-fn integer(out: &mut Vec<u8>, value: impl itoa::Integer) {
+pub(super) fn integer(out: &mut Vec<u8>, value: impl itoa::Integer) {
     out.extend_from_slice(itoa::Buffer::new().format(value).as_bytes());
 }
 
-fn float32(out: &mut Vec<u8>, value: f32) {
+pub(super) fn float32(out: &mut Vec<u8>, value: f32) {
     if value.is_finite() {
         out.extend_from_slice(zmij::Buffer::new().format_finite(value).as_bytes());
     } else {
@@ -118,7 +138,7 @@ fn float32(out: &mut Vec<u8>, value: f32) {
     }
 }
 
-fn float64(out: &mut Vec<u8>, value: f64) {
+pub(super) fn float64(out: &mut Vec<u8>, value: f64) {
     if value.is_finite() {
         out.extend_from_slice(zmij::Buffer::new().format_finite(value).as_bytes());
     } else {
@@ -160,7 +180,7 @@ fn strings(out: &mut Vec<u8>, data: &[u8], name: &str) -> Result<(), ApiError> {
 }
 
 /// A JSON string, quoted and escaped.
-fn string(out: &mut Vec<u8>, text: &str) {
+pub(super) fn string(out: &mut Vec<u8>, text: &str) {
     let mut start = 0;
     out.push(b'"');
     for (index, byte) in text.bytes().enumerate() {

@@ -3,6 +3,7 @@
 use super::JSON;
 use crate::batcher::{InferError, Rejection};
 use crate::model::InvalidRequest;
+use crate::repository::Refused;
 use axum::body::Body;
 use axum::http::header::{ACCEPT_ENCODING, CONNECTION, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, StatusCode};
@@ -43,15 +44,19 @@ pub enum Code {
     DeviceError,
     /// A feature of the protocol that this server does not have.
     Unsupported,
+    /// A model could not be loaded.
+    LoadFailed,
     /// The request may not do this.
     Unauthorized,
+    /// Nobody may do this here.
+    Forbidden,
     /// A bug.
     Internal,
 }
 
 impl Code {
     /// Every code.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 18] = [
         Self::InvalidRequest,
         Self::ModelNotFound,
         Self::NotFound,
@@ -66,7 +71,9 @@ impl Code {
         Self::DeviceMemoryExhausted,
         Self::DeviceError,
         Self::Unsupported,
+        Self::LoadFailed,
         Self::Unauthorized,
+        Self::Forbidden,
         Self::Internal,
     ];
 
@@ -88,7 +95,9 @@ impl Code {
             Self::DeviceMemoryExhausted => "device_memory_exhausted",
             Self::DeviceError => "device_error",
             Self::Unsupported => "unsupported",
+            Self::LoadFailed => "load_failed",
             Self::Unauthorized => "unauthorized",
+            Self::Forbidden => "forbidden",
             Self::Internal => "internal",
         }
     }
@@ -111,12 +120,18 @@ pub(crate) enum ApiError {
     BodyTimeout { limit: Duration },
     #[error("the requests inside the server hold as many bytes as it takes; try again later")]
     BodiesFull,
-    #[error("content encoding '{0}' is not supported; send the body as it is")]
+    #[error("content encoding '{0}' is not supported; send gzip, deflate, or the body as it is")]
     Encoding(String),
+    #[error("the body is not {coding}, as its Content-Encoding says: {reason}")]
+    Compressed { coding: &'static str, reason: String },
+    #[error("the body is larger than {limit} bytes when decompressed; send less, or raise the server's limit")]
+    InflatedTooLarge { limit: usize },
     #[error("model '{model}' is not known; GET /v2/models lists the models")]
     ModelNotFound { model: String },
     #[error("model '{model}' has no version {version}")]
     VersionNotFound { model: String, version: u64 },
+    #[error("model '{model}' has no version with the label '{label}'; [versions.labels] in its model.toml gives them")]
+    LabelNotFound { model: String, label: String },
     #[error("model '{model}' is not ready: {reason}")]
     ModelNotReady { model: String, reason: String },
     #[error("{0}")]
@@ -131,6 +146,10 @@ pub(crate) enum ApiError {
         "this needs the header 'Authorization: Bearer TOKEN' with the token that the server was given as admin.token"
     )]
     Unauthorized,
+    #[error("{0}")]
+    Repository(#[from] Refused),
+    #[error("{0} needs a server that was given an admin.token")]
+    NoAdmin(&'static str),
     #[error("internal error")]
     Internal,
 }
@@ -201,16 +220,30 @@ impl ApiError {
         match self {
             Self::RouteNotFound | Self::SharedMemory(_) => of(S::NOT_FOUND, Code::NotFound),
             Self::MethodNotAllowed => of(S::METHOD_NOT_ALLOWED, Code::MethodNotAllowed),
-            Self::Invalid(_) | Self::BodyBroken(_) => of(S::BAD_REQUEST, Code::InvalidRequest),
+            Self::Invalid(_) | Self::BodyBroken(_) | Self::Compressed { .. } => {
+                of(S::BAD_REQUEST, Code::InvalidRequest)
+            }
             // What is left of the body would be taken for the next request.
             Self::BodyTooLarge { .. } => Wire { close: true, ..of(S::PAYLOAD_TOO_LARGE, Code::BodyTooLarge) },
+            Self::InflatedTooLarge { .. } => of(S::PAYLOAD_TOO_LARGE, Code::BodyTooLarge),
             Self::BodyTimeout { .. } => Wire { close: true, ..of(S::REQUEST_TIMEOUT, Code::BodyTimeout) },
             Self::Encoding(_) => of(S::UNSUPPORTED_MEDIA_TYPE, Code::UnsupportedEncoding),
-            Self::ModelNotFound { .. } | Self::VersionNotFound { .. } => of(S::NOT_FOUND, Code::ModelNotFound),
+            Self::ModelNotFound { .. } | Self::VersionNotFound { .. } | Self::LabelNotFound { .. } => {
+                of(S::NOT_FOUND, Code::ModelNotFound)
+            }
             Self::ModelNotReady { .. } | Self::ServerNotReady(_) => retry(Code::Unavailable, RETRY_LATER),
             Self::Unsupported(_) => of(S::NOT_IMPLEMENTED, Code::Unsupported),
             // Its body was not read.
             Self::Unauthorized => Wire { close: true, ..of(S::UNAUTHORIZED, Code::Unauthorized) },
+            Self::NoAdmin(_) => Wire { close: true, ..of(S::FORBIDDEN, Code::Forbidden) },
+            Self::Repository(refused) => match refused {
+                Refused::Unknown(_) => of(S::NOT_FOUND, Code::ModelNotFound),
+                Refused::Invalid(_) => of(S::BAD_REQUEST, Code::InvalidRequest),
+                // What lies in the repository is wrong, and asking again makes it no better.
+                Refused::Failed { .. } => of(S::BAD_REQUEST, Code::LoadFailed),
+                Refused::Busy => retry(Code::Overloaded, RETRY_LATER),
+                Refused::Closed => Wire { close: true, ..retry(Code::Unavailable, RETRY_LATER) },
+            },
             Self::Internal => of(S::INTERNAL_SERVER_ERROR, Code::Internal),
             Self::BodiesFull | Self::Infer(InferError::Overloaded) => retry(Code::Overloaded, RETRY_LATER),
             Self::Infer(InferError::Closed) => Wire { close: true, ..retry(Code::Unavailable, RETRY_LATER) },
@@ -244,7 +277,7 @@ impl ApiError {
             headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
         match self {
-            Self::Encoding(_) => headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity")),
+            Self::Encoding(_) => headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("gzip, deflate")),
             Self::Unauthorized => headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")),
             _ => None,
         };
@@ -282,11 +315,20 @@ mod tests {
             (ApiError::Encoding("br".into()), 415, "unsupported_encoding", None),
             (ApiError::ModelNotFound { model: "m".into() }, 404, "model_not_found", None),
             (ApiError::VersionNotFound { model: "m".into(), version: 2 }, 404, "model_not_found", None),
+            (ApiError::LabelNotFound { model: "m".into(), label: "l".into() }, 404, "model_not_found", None),
             (ApiError::ModelNotReady { model: "m".into(), reason: "x".into() }, 503, "unavailable", Some("2")),
             (ApiError::ServerNotReady("x".into()), 503, "unavailable", Some("2")),
             (ApiError::SharedMemory("r".into()), 404, "not_found", None),
             (ApiError::Unsupported("x"), 501, "unsupported", None),
             (ApiError::Unauthorized, 401, "unauthorized", None),
+            (ApiError::Compressed { coding: "gzip", reason: "x".into() }, 400, "invalid_request", None),
+            (ApiError::InflatedTooLarge { limit: 1 }, 413, "body_too_large", None),
+            (ApiError::NoAdmin("x"), 403, "forbidden", None),
+            (Refused::Unknown("m".into()).into(), 404, "model_not_found", None),
+            (Refused::Invalid("x".into()).into(), 400, "invalid_request", None),
+            (Refused::Failed { model: "m".into(), reason: "x".into() }.into(), 400, "load_failed", None),
+            (Refused::Busy.into(), 503, "overloaded", Some("2")),
+            (Refused::Closed.into(), 503, "unavailable", Some("2")),
             (ApiError::Internal, 500, "internal", None),
             (InferError::Overloaded.into(), 503, "overloaded", Some("2")),
             (InferError::Closed.into(), 503, "unavailable", Some("2")),

@@ -4,9 +4,9 @@ use super::binary::Framing;
 use super::decode::Decoded;
 use super::error::ApiError;
 use super::path::ModelPath;
-use super::{AppState, Outcome, binary, body, decode, encode};
+use super::{AppState, Outcome, binary, body, coding, decode, encode};
 use crate::metrics::Stage;
-use crate::model::ValidRequest;
+use crate::model::{ValidRequest, classify};
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse as _, Response};
 use std::sync::Arc;
@@ -46,12 +46,22 @@ async fn answer(
     };
     let id = std::mem::take(&mut request.id);
     let request = ValidRequest::new(Arc::clone(&model), request, state.limits.request_rows)?;
+    for (_, &output) in forms.listed.iter().zip(&request.outputs).filter(|(form, _)| form.classification > 0) {
+        classify::check(&model.outputs[output])?;
+    }
     outcome.rows = request.rows;
     (state.offered)(&model, request.rows);
     (state.spent)(&model, Stage::Decode, state.clock.now().since(begun));
-    let answer = state.batcher.infer(request).await?;
+    let mut answer = state.batcher.infer(request).await?;
     let begun = state.clock.now();
-    let encoded = encode::encode(&model, &id, answer, &forms);
+    for (form, output) in forms.listed.iter().zip(&mut answer.outputs).filter(|(form, _)| form.classification > 0) {
+        output.tensor = classify::classify(&model, output.index, &output.tensor, form.classification)?;
+    }
+    let encoded = encode::encode(&model, &id, answer, &forms)?;
+    let compressed = match coding::wanted(&parts.headers).filter(|_| state.limits.compress_answers) {
+        Some(coding) => coding::deflate(coding, &encoded.frames).await.map(|body| (coding, body)),
+        None => None,
+    };
     (state.spent)(&model, Stage::Encode, state.clock.now().since(begun));
-    encoded
+    Ok(encoded.respond(compressed))
 }

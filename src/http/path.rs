@@ -28,15 +28,17 @@ impl<S: Send + Sync> FromRequestParts<S> for ModelPath {
         // What is not UTF-8 names nothing.
         let Path(Segments { model, version }) =
             Path::from_request_parts(parts, state).await.map_err(|_| ApiError::RouteNotFound)?;
-        let version = match version {
-            None => None,
-            Some(text) if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) => {
-                Some(text.parse().map_err(|_| ApiError::invalid(format!("version {text} is too large a number")))?)
-            }
-            Some(_) => return Err(ApiError::RouteNotFound),
-        };
+        let version = version.as_deref().map(self::version).transpose()?;
         Ok(Self { model, version })
     }
+}
+
+/// The number that a segment of a path is; what is none names no route.
+pub(super) fn version(text: &str) -> Result<u64, ApiError> {
+    if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err(ApiError::RouteNotFound);
+    }
+    text.parse().map_err(|_| ApiError::invalid(format!("version {text} is too large a number")))
 }
 
 impl ModelPath {

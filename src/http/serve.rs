@@ -1,18 +1,21 @@
 //! The accept loop: HTTP/1.1 and HTTP/2 (prior knowledge) on one socket, within limits, until told to stop.
 
-use super::Phase;
+use super::{Phase, stall};
 use axum::Router;
+use axum::http::Version;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
+use std::convert::Infallible;
 use std::future::Future;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
+use tokio::time::MissedTickBehavior;
 use tokio_io_timeout::TimeoutStream;
 
 /// How long to wait after an accept that failed for want of something (file descriptors, memory).
@@ -21,6 +24,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// How long idle connections and the listener live on after the order to close. Requests that come in this time are served,
 /// and their connections closed behind the answer.
 const LINGER: Duration = Duration::from_millis(250);
+
+/// Answers that may begin on one connection before it takes note of them.
+const BEGUN: usize = 16;
 
 /// What connections may cost.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,7 +38,8 @@ pub struct ServeLimits {
     /// How long a client may take to send the head of a request. A kept-alive connection without a request is closed after
     /// the same time.
     pub header_read_timeout: Duration,
-    /// How long a connection may take to accept further bytes of an answer; then it is closed.
+    /// How long a connection may take to accept further bytes of an answer; then it is closed. One of HTTP/2 that grants an
+    /// answer no window is closed within twice the time.
     pub write_timeout: Duration,
     /// The most bytes in the head of a request; at least 8192. Also bounds what is read or written in one go.
     pub header_bytes: usize,
@@ -94,6 +101,7 @@ fn accepted_connection(
         router: router.clone(),
         first_request_within: limits.header_read_timeout,
         write_timeout: limits.write_timeout,
+        streams: limits.streams_per_connection as usize,
         phase: phase.clone(),
     }
 }
@@ -141,6 +149,7 @@ struct Connection {
     router: Router,
     first_request_within: Duration,
     write_timeout: Duration,
+    streams: usize,
     phase: watch::Receiver<Phase>,
 }
 
@@ -153,9 +162,15 @@ impl Connection {
         let asked = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&asked);
         let router = self.router;
+        let (begun, mut begins) = mpsc::channel(BEGUN);
         let service = tower::service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
             seen.store(true, Ordering::Relaxed);
-            tower::ServiceExt::oneshot(router.clone(), request)
+            let (multiplexed, begun) = (request.version() == Version::HTTP_2, begun.clone());
+            let response = tower::ServiceExt::oneshot(router.clone(), request);
+            async move {
+                let Ok(response) = response.await;
+                Ok::<_, Infallible>(if multiplexed { stall::watch(response, &begun).await } else { response })
+            }
         });
         // A client that does not read must not hold its connection, and the answer in it, for ever.
         let mut stream = TimeoutStream::new(stream);
@@ -166,6 +181,9 @@ impl Connection {
         // hyper's own timeout begins only once it knows which version the client speaks.
         let mut first = std::pin::pin!(tokio::time::sleep(self.first_request_within));
         let (mut waiting, mut open) = (true, true);
+        let mut bodies = stall::Open::new(self.streams);
+        let mut look = tokio::time::interval(self.write_timeout);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 biased;
@@ -178,6 +196,13 @@ impl Connection {
                 () = lingered(&mut self.phase), if open => {
                     open = false;
                     connection.as_mut().graceful_shutdown();
+                }
+                Some(body) = begins.recv() => bodies.add(body),
+                _ = look.tick(), if bodies.any() => {
+                    if bodies.any_stalls() {
+                        tracing::debug!("a client takes nothing of an answer: its connection is closed");
+                        return;
+                    }
                 }
                 () = first.as_mut(), if waiting => {
                     waiting = false;

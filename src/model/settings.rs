@@ -9,6 +9,7 @@ use crate::keys::{Keys, Origin};
 use crate::units::{ByteSize, Rows};
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The settings of one model, checked: its model.toml over the server's `[model]` defaults.
@@ -44,6 +45,10 @@ pub struct Settings {
     pub versions: VersionPolicy,
     /// How rows of different lengths may share a batch.
     pub padding: Padding,
+    /// Versions by the labels that clients may know them by.
+    pub version_labels: BTreeMap<String, u64>,
+    /// What the elements of an output mean, by the output's name.
+    pub labels: BTreeMap<String, Labels>,
 }
 
 /// The key `batch_axis`.
@@ -96,6 +101,15 @@ pub enum VersionPolicy {
     All,
 }
 
+/// One key of the section `[labels]`: the file that names the elements of an output, one a line.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Labels {
+    /// The file, relative to the model's folder.
+    pub file: String,
+    /// Its lines; empty until the repository has read it.
+    pub lines: Arc<[String]>,
+}
+
 /// The section `[padding]`: parsed and compared with the graph, but not acted upon yet. Rows of different lengths do not
 /// share a batch until padding is built; then these keys keep their meaning.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -122,8 +136,22 @@ impl Settings {
     /// As [`Settings::from_toml`], with what can be read although something is wrong, such as an unknown key.
     #[must_use]
     pub fn readable(text: &str, file: &str, defaults: &Keys) -> (Option<Self>, Vec<String>) {
+        Self::overridden(text, file, defaults, &[])
+    }
+
+    /// As [`Settings::readable`], with the keys that somebody has sent over what the file says.
+    #[must_use]
+    pub fn overridden(
+        text: &str,
+        file: &str,
+        defaults: &Keys,
+        sent: &[(String, toml::Value)],
+    ) -> (Option<Self>, Vec<String>) {
         let mut keys = defaults.clone().outermost();
         keys.overlay(text, &Origin::File(file.to_owned()));
+        for (key, value) in sent {
+            keys.set(key, value.clone(), Origin::Request);
+        }
         let settings = read::model(&mut keys);
         (settings, keys.finish())
     }

@@ -32,6 +32,8 @@ pub struct Table {
     pub models: BTreeMap<String, BTreeMap<u64, ModelState>>,
     /// Whether the first scan of the repository is complete.
     pub scanned: bool,
+    /// Whether what the first scan found is still being loaded.
+    pub starting: bool,
     /// Why the repository as a whole cannot be read.
     pub fault: Option<String>,
 }
@@ -87,16 +89,65 @@ impl Table {
         if let Some(fault) = &self.fault {
             return Some(fault.clone());
         }
-        let states = self.models.iter().flat_map(|(name, versions)| versions.iter().map(move |entry| (name, entry)));
-        for (name, (version, state)) in states {
-            match state {
-                ModelState::Loading => return Some(format!("model '{name}' version {version} is still loading")),
-                ModelState::Unhealthy { reason } | ModelState::Unavailable { reason, failed: true } => {
-                    return Some(format!("model '{name}' version {version} is not available: {reason}"));
-                }
-                ModelState::Ready(_) | ModelState::Unavailable { failed: false, .. } => {}
-            }
-        }
-        None
+        self.models.iter().find_map(|(name, versions)| self.missing(name, versions))
     }
+
+    /// Why a model keeps the server from being ready. One that serves in any version does not, once the start is over: a
+    /// new version that is broken, or not loaded yet, must not take a server out of service that does its work.
+    fn missing(&self, name: &str, versions: &BTreeMap<u64, ModelState>) -> Option<String> {
+        let loading = versions.iter().find(|(_, state)| matches!(state, ModelState::Loading));
+        if let Some((version, _)) = loading.filter(|_| self.starting || !serves(versions)) {
+            return Some(format!("model '{name}' version {version} is still loading"));
+        }
+        if serves(versions) {
+            return None;
+        }
+        versions.iter().find_map(|(version, state)| match state {
+            ModelState::Unhealthy { reason } | ModelState::Unavailable { reason, failed: true } => {
+                Some(format!("model '{name}' version {version} is not available: {reason}"))
+            }
+            _ => None,
+        })
+    }
+
+    /// Every version of every model with its state, in order of name and version.
+    pub fn index(&self) -> impl Iterator<Item = IndexEntry<'_>> {
+        let versions = self.models.iter().flat_map(|(name, versions)| versions.iter().map(move |entry| (name, entry)));
+        versions.map(|(name, (version, state))| {
+            let (word, reason) = match state {
+                ModelState::Loading => ("LOADING", ""),
+                ModelState::Ready(_) => ("READY", ""),
+                ModelState::Unhealthy { reason } | ModelState::Unavailable { reason, .. } => ("UNAVAILABLE", &**reason),
+            };
+            IndexEntry { name, version: *version, state: word, reason }
+        })
+    }
+}
+
+fn serves(versions: &BTreeMap<u64, ModelState>) -> bool {
+    versions.values().any(|state| matches!(state, ModelState::Ready(_)))
+}
+
+/// One line of the repository's index, in the words of the model repository extension.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IndexEntry<'a> {
+    /// The model.
+    pub name: &'a str,
+    /// Its version.
+    pub version: u64,
+    /// `READY`, `LOADING` or `UNAVAILABLE`.
+    pub state: &'static str,
+    /// Why it is not available; empty if it is.
+    pub reason: &'a str,
+}
+
+/// Memory that one version of a model holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryUsage {
+    /// `CPU` or `GPU`.
+    pub kind: &'static str,
+    /// The number of the device among those of its kind.
+    pub device: u32,
+    /// Bytes.
+    pub bytes: u64,
 }

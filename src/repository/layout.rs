@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The file that holds a model.
-const MODEL: &str = "model.onnx";
+pub(super) const MODEL: &str = "model.onnx";
 /// The file that holds its settings.
 const SETTINGS: &str = "model.toml";
 /// What a model's folder should hold.

@@ -13,6 +13,7 @@ use crate::runtime::calibrate::{self, Calibration};
 use crate::runtime::{Arenas, Completion, Runtime, Session, SessionOptions, Worker, WorkerHandle};
 use crate::scheduler::{ModelPlan, Observation};
 use crate::units::{ClassId, DeviceId, InstanceId, ModelId, Rows};
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use tokio::sync::mpsc;
@@ -53,6 +54,7 @@ impl Loader {
     /// # Errors
     /// Why it cannot be served, in words for the operator.
     pub fn load(&self, candidate: &Candidate) -> Result<ModelLoad, String> {
+        super::room::check(&candidate.file, &self.device)?;
         self.finish(self.recall(candidate)?)
     }
 
@@ -87,6 +89,9 @@ impl Loader {
             Err(_) => calibrate::ladder(spec.settings.max_batch_size.unwrap_or(UNMEASURED_MAX_BATCH_SIZE)),
         };
         spec.max_batch_size = ladder.last().copied().unwrap_or(1);
+        // What was chosen where the settings left the choice: clients are shown these.
+        spec.settings.instances = NonZeroU32::new(u32::try_from(sessions.len()).unwrap_or(1));
+        spec.settings.intra_op_threads = u32::try_from(layout.threads).ok().and_then(NonZeroU32::new);
         let spec = Arc::new(spec);
         let mut workers = Vec::new();
         for mut session in sessions {

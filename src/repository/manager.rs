@@ -1,23 +1,32 @@
-//! The manager: loads what the repository holds, publishes the table, and loads again what was lost.
+//! The manager: loads what the repository holds, publishes the table, loads and unloads what is asked for or has changed, and
+//! loads again what was lost.
+//!
+//! Whatever replaces a version that serves is loaded beside it and takes its place in the table in one step; the old one is
+//! let go when the last request that found it there has its answer. What fails to load changes nothing for what serves.
 
-use super::Candidate;
+use super::changes::{Change, Key, Old, Print, Seen, changes, key};
+use super::control::{Controller, Refused};
 use super::load::Loader;
-use crate::batcher::{Control, Event};
+use super::published::{for_clients, table};
+use super::{Candidate, Fault, Sent, scan_with};
+use crate::batcher::{Control, Event, ModelLoad};
 use crate::config::Config;
 use crate::metrics::Metrics;
-use crate::model::{ModelState, Table};
+use crate::model::{ModelSpec, ModelState, Table};
 use crate::units::ModelId;
 use arc_swap::ArcSwap;
-use std::collections::HashMap;
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::MissedTickBehavior;
 
 /// A line is written this often while a model loads.
 const PROGRESS: Duration = Duration::from_secs(2);
 /// A model that loses its instances again and again is given up after this many loads.
 const MAX_RELOADS: u32 = 3;
+/// How often it is asked whether requests still use a version that was replaced.
+const STILL_USED: Duration = Duration::from_millis(20);
 
 /// Loads models, one after the other, and tells everybody.
 #[derive(Debug)]
@@ -26,44 +35,190 @@ pub struct Manager {
     models: Arc<ArcSwap<Table>>,
     control: mpsc::Sender<Control>,
     metrics: Arc<Metrics>,
-    loaded: HashMap<ModelId, (Candidate, u32)>,
+    config: Config,
+    commands: mpsc::Receiver<Command>,
+    known: BTreeMap<Key, Known>,
+    seen: Seen,
+    /// What requests to load have sent.
+    sent: Sent,
+    /// Models that only a request loads.
+    held: BTreeSet<String>,
+    /// The faults that were there at the start and still are: the server is not ready because of them.
+    faults: Vec<Fault>,
+    starting: bool,
+}
+
+/// What somebody has asked for.
+#[derive(Debug)]
+pub(super) enum Command {
+    Load { model: String, sent: Vec<(String, toml::Value)>, reply: oneshot::Sender<Result<(), Refused>> },
+    Unload { model: String, reply: oneshot::Sender<Result<(), Refused>> },
+}
+
+/// A version that was found and dealt with.
+#[derive(Debug)]
+struct Known {
+    candidate: Candidate,
+    print: Print,
+    state: ModelState,
+    /// What the batcher has of it. Table and requests hold the same one and nobody else does, so that its count tells whether
+    /// it is in use.
+    spec: Option<Arc<ModelSpec>>,
+    reloads: u32,
+}
+
+impl Known {
+    fn serves(&self) -> bool {
+        matches!(self.state, ModelState::Ready(_))
+    }
 }
 
 impl Manager {
-    /// A manager that publishes to `models` and hands loaded models to the batcher through `control`.
+    /// A manager that publishes to `models` and hands loaded models to the batcher through `control`, and the handle by which
+    /// models are loaded and unloaded on request.
     #[must_use]
     pub fn new(
         loader: Loader,
         models: Arc<ArcSwap<Table>>,
         control: mpsc::Sender<Control>,
         metrics: Arc<Metrics>,
-    ) -> Self {
-        Self { loader, models, control, metrics, loaded: HashMap::new() }
+        config: Config,
+    ) -> (Self, Controller) {
+        let (controller, commands) = Controller::new();
+        let manager = Self {
+            loader,
+            models,
+            control,
+            metrics,
+            config,
+            commands,
+            known: BTreeMap::new(),
+            seen: Seen::default(),
+            sent: Sent::new(),
+            held: BTreeSet::new(),
+            faults: Vec::new(),
+            starting: true,
+        };
+        (manager, controller)
     }
 
-    /// Loads everything in the repository, then waits for lost instances until the batcher is gone.
-    pub async fn run(mut self, config: Config, mut events: mpsc::Receiver<Event>) {
-        let scan = super::scan(&config.models.path, &config);
-        for fault in &scan.faults {
+    /// Loads everything in the repository, then does what is asked for, what changes demand and what lost instances need,
+    /// until the batcher is gone.
+    pub async fn run(mut self, mut events: mpsc::Receiver<Event>) {
+        self.start().await;
+        let every = self.config.models.poll_interval;
+        let mut poll = tokio::time::interval(every.max(Duration::from_millis(1)));
+        poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                event = events.recv() => match event {
+                    Some(event) => self.replace(event).await,
+                    None => return,
+                },
+                Some(command) = self.commands.recv() => self.command(command).await,
+                _ = poll.tick(), if !every.is_zero() => self.poll().await,
+            }
+        }
+    }
+
+    async fn start(&mut self) {
+        self.seen = self.look(self.sent.clone()).await;
+        self.faults.clone_from(&self.seen.scan.faults);
+        for fault in &self.faults {
             tracing::error!(%fault, "a model cannot be served");
         }
-        self.models.store(Arc::new(table(&scan)));
-        for candidate in scan.candidates {
-            self.load(candidate, 0).await;
+        let names: BTreeSet<String> =
+            self.seen.scan.candidates.iter().map(|candidate| candidate.name.clone()).collect();
+        let state = if self.config.models.load_at_start {
+            ModelState::Loading
+        } else {
+            self.held.clone_from(&names);
+            ModelState::Unavailable { reason: "not loaded yet: ask for it".to_owned(), failed: false }
+        };
+        for candidate in &self.seen.scan.candidates {
+            let print = self.seen.prints[&key(candidate)].clone();
+            let known = Known { candidate: candidate.clone(), print, state: state.clone(), spec: None, reloads: 0 };
+            self.known.insert(key(candidate), known);
         }
+        self.publish();
+        for name in names.difference(&self.held.clone()) {
+            // Each fault is in the log and in the table.
+            let _ = self.bring(name, true).await;
+        }
+        self.starting = false;
+        self.publish();
         let ready = self.models.load().ready().count();
-        let failed = self.models.load().models.values().map(std::collections::BTreeMap::len).sum::<usize>() - ready;
+        let failed = self.models.load().index().filter(|entry| entry.state == "UNAVAILABLE").count();
         tracing::info!(ready, failed, "loading is over");
-        while let Some(event) = events.recv().await {
-            self.replace(event).await;
-        }
     }
 
-    async fn load(&mut self, candidate: Candidate, reloads: u32) {
-        let (name, version, file) = (candidate.name.clone(), candidate.version, candidate.file.clone());
+    /// Looks at the repository.
+    async fn look(&self, sent: Sent) -> Seen {
+        let config = self.config.clone();
+        let look = move || Seen::new(scan_with(&config.models.path, &config, &sent));
+        // Reading folders does not panic; if it did, nothing would be seen to have changed.
+        tokio::task::spawn_blocking(look).await.unwrap_or_else(|_| self.seen.clone())
+    }
+
+    /// Loads what the repository wants of a model: `all` of it, or what is new or different. Once any of that serves, the
+    /// versions that are not wanted go.
+    async fn bring(&mut self, name: &str, all: bool) -> Result<(), String> {
+        let wanted = self.seen.wanted(name);
+        let mut faults = Vec::new();
+        for candidate in &wanted {
+            let print = self.seen.prints[&key(candidate)].clone();
+            if all || self.known.get(&key(candidate)).is_none_or(|known| known.print != print) {
+                let result = self.load(candidate.clone(), print, 0).await;
+                faults.extend(result.err().map(|reason| format!("version {}: {reason}", candidate.version)));
+            }
+        }
+        let wanted: BTreeSet<Key> = wanted.iter().map(key).collect();
+        if wanted.iter().any(|key| self.known.get(key).is_some_and(Known::serves)) {
+            self.forget(|key| key.0 == name && !wanted.contains(key));
+        }
+        if faults.is_empty() { Ok(()) } else { Err(faults.join("; ")) }
+    }
+
+    async fn load(&mut self, candidate: Candidate, print: Print, reloads: u32) -> Result<(), String> {
+        let key = key(&candidate);
+        if !self.known.get(&key).is_some_and(Known::serves) {
+            let spec = self.known.remove(&key).and_then(|known| known.spec);
+            let known =
+                Known { candidate: candidate.clone(), print: print.clone(), state: ModelState::Loading, spec, reloads };
+            self.known.insert(key.clone(), known);
+            self.publish();
+        }
+        let result = self.attempt(&candidate).await;
+        let old = self.known.remove(&key);
+        let (old_state, old_spec) = old.map_or((None, None), |old| (Some(old.state), old.spec));
+        let (state, spec, result) = match result {
+            Ok(load) => {
+                let spec = Arc::new(ModelSpec::clone(&load.spec));
+                if self.control.send(Control::Load(Box::new(load))).await.is_err() {
+                    return Err("the server is shutting down".to_owned());
+                }
+                (ModelState::Ready(Arc::clone(&spec)), Some(spec), Ok(()))
+            }
+            Err(reason) => match old_state {
+                Some(serving @ ModelState::Ready(_)) => (serving, old_spec.clone(), Err(reason)),
+                _ => {
+                    let failed = self.starting || old_spec.is_some();
+                    (ModelState::Unavailable { reason: reason.clone(), failed }, None, Err(reason))
+                }
+            },
+        };
+        let replaced = old_spec.filter(|old| spec.as_ref().is_none_or(|spec| spec.id != old.id));
+        self.known.insert(key, Known { candidate, print, state, spec, reloads });
+        self.publish();
+        replaced.into_iter().for_each(|old| self.retire(old));
+        result
+    }
+
+    /// Loads a candidate up to running workers.
+    async fn attempt(&self, candidate: &Candidate) -> Result<ModelLoad, String> {
+        let (name, version) = (&candidate.name, candidate.version);
         let started = self.loader.clock.now();
-        let loader = self.loader.clone();
-        let job = candidate.clone();
+        let (loader, job) = (self.loader.clone(), candidate.clone());
         let mut loading = tokio::task::spawn_blocking(move || loader.load(&job));
         let result = loop {
             match tokio::time::timeout(PROGRESS, &mut loading).await {
@@ -76,121 +231,165 @@ impl Manager {
         };
         match result {
             Ok(Ok(load)) => {
-                let spec = Arc::clone(&load.spec);
                 let seconds = self.loader.clock.now().since(started).as_secs_f64();
-                self.metrics.model(&name, version).load_seconds.set(seconds);
-                self.loaded.insert(spec.id, (candidate, reloads));
-                if self.control.send(Control::Load(Box::new(load))).await.is_ok() {
-                    self.publish(&name, version, ModelState::Ready(spec));
-                }
+                self.metrics.model(name, version).load_seconds.set(seconds);
+                Ok(load)
             }
             Ok(Err(reason)) => {
                 tracing::error!(model = name, version, reason, "a model cannot be served");
-                self.fail(&name, version, for_clients(&reason, &file));
+                Err(for_clients(&reason, &candidate.file))
             }
             Err(panic) => {
                 tracing::error!(model = name, version, %panic, "loading a model panicked");
-                self.fail(&name, version, "loading it failed unexpectedly; the log says more".to_owned());
+                Err("loading it failed unexpectedly; the log says more".to_owned())
             }
         }
     }
 
-    fn fail(&self, name: &str, version: u64, reason: String) {
-        self.publish(name, version, ModelState::Unavailable { reason, failed: true });
+    /// Lets an old version go once no request uses it any more. Nobody finds it in the table by now.
+    fn retire(&self, spec: Arc<ModelSpec>) {
+        let (control, most) = (self.control.clone(), self.config.drain.grace);
+        tokio::spawn(async move {
+            let unused = async {
+                while Arc::strong_count(&spec) > 1 {
+                    tokio::time::sleep(STILL_USED).await;
+                }
+            };
+            if tokio::time::timeout(most, unused).await.is_err() {
+                tracing::warn!(model = spec.name, version = spec.version, "requests that use it are refused now");
+            }
+            if control.send(Control::Unload(spec.id)).await.is_ok() {
+                tracing::info!(model = spec.name, version = spec.version, "model is unloaded");
+            }
+        });
     }
 
-    fn publish(&self, name: &str, version: u64, state: ModelState) {
-        let mut table = Table::clone(&self.models.load());
-        table.models.entry(name.to_owned()).or_default().insert(version, state);
-        self.models.store(Arc::new(table));
+    /// Takes versions out of the table and lets them go.
+    fn forget(&mut self, which: impl Fn(&Key) -> bool) {
+        let keys: Vec<Key> = self.known.keys().filter(|key| which(key)).cloned().collect();
+        let gone: Vec<_> = keys.iter().filter_map(|key| self.known.remove(key)?.spec).collect();
+        self.publish();
+        gone.into_iter().for_each(|spec| self.retire(spec));
+    }
+
+    fn publish(&self) {
+        let states = self.known.iter().map(|(key, known)| (key.clone(), known.state.clone()));
+        let table = table(&self.seen.scan, &self.faults, states.collect());
+        self.models.store(Arc::new(Table { starting: self.starting, ..table }));
+    }
+
+    async fn command(&mut self, command: Command) {
+        match command {
+            Command::Load { model, sent, reply } => {
+                let result = self.load_on_request(&model, sent).await;
+                // Whoever asked may have gone.
+                let _ = reply.send(result);
+            }
+            Command::Unload { model, reply } => {
+                let _ = reply.send(self.unload_on_request(&model));
+            }
+        }
+    }
+
+    async fn load_on_request(&mut self, model: &str, sent: Vec<(String, toml::Value)>) -> Result<(), Refused> {
+        let mut all = self.sent.clone();
+        let is_sent = !sent.is_empty();
+        if is_sent {
+            all.insert(model.to_owned(), sent);
+        } else {
+            all.remove(model);
+        }
+        let seen = self.look(all.clone()).await;
+        if seen.wanted(model).is_empty() {
+            let concerned = seen.scan.faults.iter().filter(|fault| fault.model.as_deref().is_none_or(|of| of == model));
+            let reasons: Vec<String> = concerned.map(|fault| for_clients(&fault.message, &fault.path)).collect();
+            return Err(match (reasons.is_empty(), is_sent) {
+                (true, _) => Refused::Unknown(model.to_owned()),
+                (false, true) => Refused::Invalid(reasons.join("; ")),
+                (false, false) => Refused::Failed { model: model.to_owned(), reason: reasons.join("; ") },
+            });
+        }
+        (self.sent, self.seen) = (all, seen);
+        self.held.remove(model);
+        tracing::info!(model, "loading on request");
+        let result = self.bring(model, true).await;
+        result.map_err(|reason| Refused::Failed { model: model.to_owned(), reason })
+    }
+
+    fn unload_on_request(&mut self, model: &str) -> Result<(), Refused> {
+        if !self.models.load().models.contains_key(model) {
+            return Err(Refused::Unknown(model.to_owned()));
+        }
+        tracing::info!(model, "unloading on request");
+        self.held.insert(model.to_owned());
+        let mut gone = Vec::new();
+        for (_, known) in self.known.iter_mut().filter(|((name, _), _)| name == model) {
+            gone.extend(known.spec.take());
+            known.state = ModelState::Unavailable { reason: "unloaded".to_owned(), failed: false };
+        }
+        self.publish();
+        gone.into_iter().for_each(|spec| self.retire(spec));
+        Ok(())
+    }
+
+    /// Looks for changes and follows them.
+    async fn poll(&mut self) {
+        let now = self.look(self.sent.clone()).await;
+        for fault in now.scan.faults.iter().filter(|fault| !self.seen.scan.faults.contains(fault)) {
+            tracing::error!(%fault, "a model cannot be served");
+        }
+        if !self.config.models.load_at_start {
+            let new = now.prints.keys().filter(|key| !self.known.contains_key(*key));
+            self.held.extend(new.map(|(name, _)| name.clone()));
+        }
+        let old = |known: &Known| Old { print: known.print.clone(), serves: known.serves() };
+        let known = self.known.iter().map(|(key, known)| (key.clone(), old(known))).collect();
+        let changes = changes(&known, &self.held, &self.seen, &now);
+        self.faults.retain(|fault| now.scan.faults.contains(fault));
+        let same = now.scan.faults == self.seen.scan.faults;
+        self.seen = now;
+        if !same {
+            self.publish();
+        }
+        for change in changes {
+            tracing::info!(?change, "the repository has changed");
+            match change {
+                // Each fault is in the log and in the table.
+                Change::Bring(name) => drop(self.bring(&name, false).await),
+                Change::Drop(name) => self.forget(|key| key.0 == name),
+            }
+        }
     }
 
     /// Loads a model anew that has lost an instance. Until that is done its other instances serve; without any it is unhealthy.
     async fn replace(&mut self, lost: Event) {
         let Event::InstanceLost { model, reason, remaining, .. } = lost;
-        let Some((candidate, reloads)) = self.loaded.remove(&model) else { return };
+        let Some(known) = self.by_id(model) else { return };
+        let (candidate, print, reloads) = (known.candidate.clone(), known.print.clone(), known.reloads);
         let (name, version) = (candidate.name.clone(), candidate.version);
         if remaining == 0 {
-            self.publish(&name, version, ModelState::Unhealthy { reason: reason.clone() });
+            known.state = ModelState::Unhealthy { reason: reason.clone() };
+            self.publish();
         }
         if reloads < MAX_RELOADS {
             tracing::warn!(model = name, version, "loading the model again");
-            self.load(candidate, reloads + 1).await;
+            // A fault is in the log and in the table.
+            let _ = self.load(candidate, print, reloads + 1).await;
         } else if remaining == 0 {
-            self.fail(&name, version, format!("given up after {reloads} reloads: {reason}"));
+            let reason = format!("given up after {reloads} reloads: {reason}");
+            tracing::error!(model = name, version, reason, "a model cannot be served");
+            let spec = self.by_id(model).and_then(|known| {
+                known.state = ModelState::Unavailable { reason, failed: true };
+                known.spec.take()
+            });
+            self.publish();
+            spec.into_iter().for_each(|spec| self.retire(spec));
         } else {
-            // What is left goes on serving; a further loss finds no entry in `loaded` and changes nothing.
             tracing::error!(model = name, version, remaining, "given up replacing lost instances");
-            return;
-        }
-        // The new instances serve already, so nothing is refused in between.
-        let _ = self.control.send(Control::Unload(model)).await;
-    }
-}
-
-/// The table before anything is loaded. All that was found is in it, so that clients can tell "not yet" from "no".
-fn table(scan: &super::Scan) -> Table {
-    let mut table = Table { scanned: true, ..Table::default() };
-    for candidate in &scan.candidates {
-        table.models.entry(candidate.name.clone()).or_default().insert(candidate.version, ModelState::Loading);
-    }
-    for fault in &scan.faults {
-        let Some(name) = &fault.model else {
-            table.fault = Some(for_clients(&fault.message, &fault.path));
-            continue;
-        };
-        let reason = for_clients(&fault.message, &fault.path);
-        let state = ModelState::Unavailable { reason, failed: true };
-        let suspects = scan.suspects.iter().filter(|suspect| suspect.name == *name).map(|suspect| suspect.version);
-        let concerned: Vec<u64> = fault.version.map_or_else(|| suspects.collect(), |version| vec![version]);
-        let versions = table.models.entry(name.clone()).or_default();
-        // Where no version is known there is one all the same: clients must see that the model failed.
-        let first = concerned.is_empty().then_some(1);
-        for version in concerned.into_iter().chain(first) {
-            versions.entry(version).or_insert_with(|| state.clone());
         }
     }
-    table
-}
 
-/// A reason that clients may read: where things lie on this machine is none of their business.
-fn for_clients(reason: &str, file: &Path) -> String {
-    let name = file.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-    reason.replace(&file.display().to_string(), &name)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn faults_are_announced_by_the_version_that_they_concern() {
-        let root = tempfile::tempdir().expect("a temporary folder");
-        for (file, text) in [
-            ("copied/1/model.onnx", ""),
-            ("copied/2/model.onnx.data", ""),
-            ("settings/3/model.onnx", ""),
-            ("settings/model.toml", "speed = 1"),
-            ("empty/readme.txt", ""),
-        ] {
-            let path = root.path().join(file);
-            std::fs::create_dir_all(path.parent().expect(file)).expect(file);
-            std::fs::write(path, text).expect(file);
-        }
-        let table = table(&crate::repository::scan(root.path(), &Config::default()));
-        let seen = |name: &str| -> Vec<(u64, bool)> {
-            let state = |(version, state): (&u64, &ModelState)| (*version, matches!(state, ModelState::Loading));
-            table.models[name].iter().map(state).collect()
-        };
-        assert_eq!(seen("copied"), [(1, true), (2, false)]);
-        assert_eq!(seen("settings"), [(3, false)]);
-        assert_eq!(seen("empty"), [(1, false)]);
-    }
-
-    #[test]
-    fn clients_see_no_paths() {
-        let file = Path::new("/srv/models/m/1/model.onnx");
-        let reason = "Load model from /srv/models/m/1/model.onnx failed: not a graph";
-        assert_eq!(for_clients(reason, file), "Load model from model.onnx failed: not a graph");
+    fn by_id(&mut self, model: ModelId) -> Option<&mut Known> {
+        self.known.values_mut().find(|known| known.spec.as_ref().is_some_and(|spec| spec.id == model))
     }
 }

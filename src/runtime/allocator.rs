@@ -139,6 +139,11 @@ impl SessionAllocator {
         self.shared.arenas.run.ensure(usize::try_from(bytes.0).unwrap_or(usize::MAX))
     }
 
+    /// The last allocation outside of runs that was denied.
+    pub(super) fn denied_while_loading(&self) -> Option<Denied> {
+        self.shared.arenas.weights.stats().last_denied
+    }
+
     /// The last allocation of a run that was denied.
     pub(super) fn last_denied(&self) -> Option<Denied> {
         self.shared.arenas.run.stats().last_denied

@@ -99,7 +99,10 @@ impl Session {
         };
         let arena = arenas.buffers.clone();
         let allocator = SessionAllocator::new(arenas)?;
-        let inner = allocator.bind(runtime, build)?;
+        let inner = allocator.bind(runtime, build).map_err(|text| match allocator.denied_while_loading() {
+            Some(denied) => format!("its weights do not fit: {denied}"),
+            None => text,
+        })?;
         let graph = graph_of(&inner);
         let buffers = graph.inputs.iter().map(|_| Buffer::default()).collect();
         Ok(Self { inner, graph, spec: None, buffers, outputs: Outputs::new(arena.clone()), arena, allocator, runs: 0 })

@@ -4,8 +4,11 @@
 #![allow(clippy::unwrap_used, clippy::type_complexity)]
 
 mod admin;
+mod coding;
 mod errors;
+mod extensions;
 mod infer;
+mod predict;
 mod properties;
 mod routes;
 mod socket;

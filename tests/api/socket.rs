@@ -269,3 +269,15 @@ async fn http2_with_prior_knowledge() {
         }
     }
 }
+
+#[tokio::test]
+async fn a_client_that_grants_no_window_gives_its_connection_up() {
+    let server = start(ServeLimits { write_timeout: Duration::from_millis(50), ..limits() }).await;
+    // As above, but with SETTINGS whose initial window is zero: no byte of any answer may be sent.
+    let mut request = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\x06\x04\0\0\0\0\0\0\x04\0\0\0\0".to_vec();
+    request.extend_from_slice(b"\0\0\x06\x01\x05\0\0\0\x01\x82\x86\x84\x41\x01x");
+    let mut stream = server.connect().await;
+    stream.write_all(&request).await.unwrap();
+    let reading = async { while !at_end(&mut stream).await {} };
+    tokio::time::timeout(Duration::from_secs(60), reading).await.expect("the connection is given up");
+}

@@ -8,7 +8,7 @@ use concertina::batcher::{Batcher, InferError, Jobs};
 use concertina::clock::Clock;
 use concertina::http::{Admin, AppState, Bodies, Limits, Outcome, Phase, router};
 use concertina::model::{
-    Dim, InferResponse, ModelSpec, ModelState, OutputTensor, Settings, Table, TensorSpec, ValidRequest,
+    Dim, InferResponse, MemoryUsage, ModelSpec, ModelState, OutputTensor, Settings, Table, TensorSpec, ValidRequest,
 };
 use concertina::tensor::DataType;
 use concertina::units::{ByteSize, ModelId};
@@ -98,7 +98,12 @@ pub(crate) fn state(specs: Vec<ModelSpec>, capacity: usize, admin: Option<Admin>
     let state = AppState {
         batcher,
         models: Arc::clone(&models),
-        limits: Limits { body_bytes: BODY_LIMIT, body_read_timeout: Duration::from_secs(30), request_rows: 1000 },
+        limits: Limits {
+            body_bytes: BODY_LIMIT,
+            body_read_timeout: Duration::from_secs(30),
+            request_rows: 1000,
+            compress_answers: true,
+        },
         bodies: Bodies::new(2 * BODY_LIMIT as u64),
         offered: Box::new(|_, _| {}),
         spent: Box::new(|_, _, _| {}),
@@ -106,6 +111,9 @@ pub(crate) fn state(specs: Vec<ModelSpec>, capacity: usize, admin: Option<Admin>
         phase: phase_receiver,
         metrics: Box::new(|| "up 1\n".to_owned()),
         admin,
+        repository: None,
+        logging: serde_json::json!({"log_info": true}),
+        memory: Box::new(|_| vec![MemoryUsage { kind: "CPU", device: 0, bytes: 4096 }]),
     };
     (state, Assembled { models, phase }, jobs)
 }

@@ -1,6 +1,6 @@
 //! Keys to [`Settings`]: what each key allows and how the keys relate.
 
-use super::{BatchAxis, Fill, Padding, Settings, VersionPolicy, Warmup};
+use super::{BatchAxis, Fill, Labels, Padding, Settings, VersionPolicy, Warmup};
 use crate::keys::value::{auto_or, bytes, choice, count, duration, integer, integers, number};
 use crate::keys::{Keys, Path, Relation};
 use crate::units::ByteSize;
@@ -26,10 +26,14 @@ pub(super) fn model(keys: &mut Keys) -> Option<Settings> {
     let dims = warmup_dims(keys);
     let inputs = warmup_inputs(keys);
     let padding = padding(keys);
+    let labels = labels(keys);
+    let version_labels = version_labels(keys);
     let mut settings = settings?;
     settings.warmup.dims = dims;
     settings.warmup.inputs = inputs;
     settings.padding = padding;
+    settings.labels = labels;
+    settings.version_labels = version_labels;
     Some(settings)
 }
 
@@ -99,6 +103,8 @@ pub(super) fn defaults(keys: &mut Keys) -> Option<Settings> {
         },
         versions: versions?,
         padding: Padding::default(),
+        version_labels: BTreeMap::new(),
+        labels: BTreeMap::new(),
     })
 }
 
@@ -155,6 +161,24 @@ fn warmup_inputs(keys: &mut Keys) -> BTreeMap<String, Fill> {
     named(keys, "warmup.inputs", |rest, value| match rest {
         [name, key] if key == "data" => choice(&fills)(value).map(|fill| (name.clone(), fill)),
         _ => Err("NAME = { data = \"zero\" }".to_owned()),
+    })
+}
+
+fn version_labels(keys: &mut Keys) -> BTreeMap<String, u64> {
+    named(keys, "versions.labels", |rest, value| match rest {
+        [label] => integer(1..=i64::MAX as u64)(value).map(|version| (label.clone(), version)),
+        _ => Err("the version that a label means: stable = 1".to_owned()),
+    })
+}
+
+fn labels(keys: &mut Keys) -> BTreeMap<String, Labels> {
+    named(keys, "labels", |rest, value| {
+        let allowed = || "the name of a file in the model's folder: OUTPUT = \"labels.txt\"".to_owned();
+        let file = value.as_str().filter(|file| !file.is_empty() && !file.contains('/') && !file.starts_with('.'));
+        match (rest, file) {
+            ([name], Some(file)) => Ok((name.clone(), Labels { file: file.to_owned(), ..Labels::default() })),
+            _ => Err(allowed()),
+        }
     })
 }
 

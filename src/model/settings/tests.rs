@@ -39,6 +39,10 @@ fn every_key_can_be_said() {
         input_ids = 0
         [padding.outputs]
         hidden = { 1 = "sequence" }
+        [versions.labels]
+        stable = 1
+        [labels]
+        y = "labels.txt"
     "#;
     let settings = parse(text).expect("these settings are good");
     let expected = Settings {
@@ -66,6 +70,8 @@ fn every_key_can_be_said() {
             inputs: BTreeMap::from([("input_ids".to_owned(), 0.0)]),
             outputs: BTreeMap::from([("hidden".to_owned(), BTreeMap::from([(1, "sequence".to_owned())]))]),
         },
+        version_labels: BTreeMap::from([("stable".to_owned(), 1)]),
+        labels: BTreeMap::from([("y".to_owned(), Labels { file: "labels.txt".to_owned(), ..Labels::default() })]),
     };
     assert_eq!(settings, expected);
 }
@@ -77,6 +83,7 @@ fn every_bad_value_is_refused_by_file_and_key() {
         ("max_batch_size = \"8 rows\"", "max_batch_size", "\"auto\" or an integer"),
         ("max_queue_delay = 5", "max_queue_delay", "a duration such as"),
         ("pipeline = 0", "pipeline", "an integer from 1 to 4"),
+        ("[labels]\ny = \"../y\"", "labels.y", "a file in the model's folder"),
         ("warmup = 3", "warmup", "[warmup] is a table of keys"),
         ("warmup.dims.sequence = 0", "warmup.dims.sequence", "an integer from 1"),
         ("warmup.dims.sequence.x = 1", "warmup.dims.sequence.x", "the size of a dimension"),
