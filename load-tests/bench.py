@@ -56,6 +56,8 @@ def bench(arguments, folder, case, model):
         best, single, rested = alone(layout, batch), alone(f"1x{threads}", 1), alone(f"1x{threads}", 1, "--pause-microseconds", 200)
         busy, lonely = load(arguments.connections), load(1)
         pairs, lonelies = [], []
+        # What the server has measured while loading, alone on the machine, it corrects by its first batches under load.
+        busy.turn(10)
         for turn in range(arguments.rounds + 1):
             order = [lambda: best.turn(arguments.seconds), lambda: busy_turn(server, busy, arguments.seconds)]
             pair = [order[0](), order[1]()] if turn % 2 else [order[1](), order[0]()][::-1]
@@ -97,7 +99,7 @@ def render(arguments, results):
         "# The server against ONNX Runtime alone", "",
         machine() + "  ",
         f"Command: `make bench`; the server and ONNX Runtime alone (with its own allocator) take turns of {arguments.seconds:g} s, "
-        f"{arguments.rounds} times each; ratios and differences are of neighbouring turns: median (quartiles). Load: "
+        f"{arguments.rounds} times each, after 10 s of load; ratios and differences are of neighbouring turns: median (quartiles). Load: "
         f"{arguments.connections} connections, closed loop, one row a request, binary tensors, every answer checked against the row "
         "that asked, from a process whose CPU is not counted but which shares the cores.", "",
         "| at saturation | ORT alone, best | rows/s | CPU ms/row | server's layout | rows/s | CPU ms/row | rows/s ratio | CPU ratio | errors |",

@@ -34,6 +34,10 @@ pub(super) struct CostModel {
     runs: u64,
 }
 
+/// One batch in so many that are as large as the knee is a size larger or smaller: how sizes compare can only be learned by
+/// running them, and under a steady load only one would ever run.
+const TRIAL_EVERY: u64 = 32;
+
 #[derive(Clone, Debug)]
 struct ClassCost {
     units: u64,
@@ -41,6 +45,7 @@ struct ClassCost {
     bytes: Curve,
     knee: Option<Rows>,
     last_run: u64,
+    runs: u64,
 }
 
 impl CostModel {
@@ -125,8 +130,9 @@ impl CostModel {
             bytes: Curve::new(Origin::Proportional),
             knee: None,
             last_run: 0,
+            runs: 0,
         });
-        class.last_run = self.runs;
+        (class.last_run, class.runs) = (self.runs, class.runs + 1);
         class
     }
 
@@ -194,6 +200,19 @@ impl Estimate<'_> {
                 knee(&self.model.ladder, self.model.knee_tolerance, &other.seconds, ratio)
             }),
         }
+    }
+
+    /// The knee, or now and then a size beside it to learn whether it still is one.
+    pub(super) fn knee_or_trial(&self) -> Option<Rows> {
+        let knee = self.knee()?;
+        let runs = self.own.map_or(0, |own| own.runs);
+        if runs % TRIAL_EVERY != TRIAL_EVERY - 1 {
+            return Some(knee);
+        }
+        let ladder = &self.model.ladder;
+        let at = ladder.partition_point(|size| *size < knee);
+        let beside = if (runs / TRIAL_EVERY).is_multiple_of(2) { at.checked_sub(1) } else { Some(at + 1) };
+        Some(beside.and_then(|beside| ladder.get(beside)).copied().unwrap_or(knee))
     }
 
     fn rows_of(&self, other: &ClassCost, rows: f64) -> f64 {
@@ -324,6 +343,22 @@ mod tests {
             let runs: Vec<_> = points.iter().map(|(rows, millis)| run(0, 10, *rows, *millis, 1)).collect();
             assert_eq!(model(&runs).estimate(ClassId(0), 10).knee(), expected, "{points:?}");
         }
+    }
+
+    #[test]
+    fn a_knee_that_a_bad_start_has_put_too_high_is_found_out() {
+        // While loading something else ran, and one row looked slow; in truth batches do not pay.
+        let mut model =
+            model(&[run(0, 10, 1, 20, 0), run(0, 10, 2, 30, 0), run(0, 10, 4, 40, 0), run(0, 10, 8, 80, 0)]);
+        assert_eq!(model.estimate(ClassId(0), 10).knee(), Some(4));
+        let mut larger = 0;
+        for _ in 0..2000 {
+            let rows = model.estimate(ClassId(0), 10).knee_or_trial().expect("enough is known");
+            larger += u32::from(rows > 1);
+            model.observe(run(0, 10, rows, 10 * u64::from(rows), 0));
+        }
+        assert_eq!(model.estimate(ClassId(0), 10).knee(), Some(1));
+        assert!(larger < 1000, "{larger} of 2000 batches were larger than pays");
     }
 
     #[test]

@@ -234,7 +234,7 @@ fn size(now: Instant, model: &Model, lead: Lead, bytes: ByteSize) -> Result<Size
     let estimate = model.cost.estimate(lead.class(), class.units);
     let rows = model.queue.rows_under(lead, model.ladder().largest());
     let ceiling = class.ceiling.map(|ceiling| ceiling.rows_at(now));
-    form_batch(model.ladder(), estimate, Bounds { rows, knee: estimate.knee(), ceiling, bytes })
+    form_batch(model.ladder(), estimate, Bounds { rows, knee: estimate.knee_or_trial(), ceiling, bytes })
 }
 
 /// Whether waiting could not make a batch larger: only then a busy instance may hold it.

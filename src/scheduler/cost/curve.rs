@@ -28,12 +28,14 @@ struct Knot {
 pub(super) struct Curve {
     origin: Origin,
     knots: Vec<Knot>,
+    /// The size of the sample that was taken last.
+    last: Option<Rows>,
 }
 
 impl Curve {
     /// A curve that knows nothing.
     pub(super) fn new(origin: Origin) -> Self {
-        Self { origin, knots: Vec::new() }
+        Self { origin, knots: Vec::new(), last: None }
     }
 
     /// The number of points known.
@@ -48,20 +50,30 @@ impl Curve {
 
     /// Takes a sample into a running estimate.
     ///
+    /// A machine is slower at times, for all sizes alike: neighbours, clocks, other instances that are busy too. So a sample of the
+    /// size that ran before moves the whole curve, and only one of another size tells how sizes compare. Otherwise the size that
+    /// runs under load would look bad beside sizes that ran when there was none, and each of them would be tried in turn.
+    ///
     /// The second sample of a size replaces a slower first one, because a new size is slow once.
     pub(super) fn refine(&mut self, rows: Rows, sample: f64) {
+        let again = self.last.replace(rows) == Some(rows);
         let (at, known) = self.position(rows);
         if !known {
             self.knots.insert(at, Knot { rows, value: sample, samples: 1 });
             return;
         }
         let knot = &mut self.knots[at];
-        if knot.samples == 1 {
-            knot.value = knot.value.min(sample);
-        } else {
-            knot.value += SAMPLE_WEIGHT * (sample.min(OUTLIER * knot.value) - knot.value);
-        }
         knot.samples = knot.samples.saturating_add(1);
+        if knot.samples == 2 {
+            knot.value = knot.value.min(sample);
+            return;
+        }
+        let factor = 1.0 + SAMPLE_WEIGHT * ((sample / knot.value.max(f64::MIN_POSITIVE)).min(OUTLIER) - 1.0);
+        if again {
+            self.scale(factor);
+        } else {
+            knot.value *= factor;
+        }
     }
 
     /// Takes a sample into an upper envelope that never falls as rows grow.
@@ -169,6 +181,21 @@ mod tests {
         assert_eq!(curve.at(2.0), Some(9.0));
         assert_eq!(curve.at(4.0), Some(9.0));
         assert_eq!(curve.at(8.0), Some(10.0));
+    }
+
+    #[test]
+    fn a_machine_that_slows_down_does_not_change_how_sizes_compare() {
+        let mut curve = Curve::new(Origin::Constant);
+        let ratio = |curve: &Curve| curve.at(8.0).expect("known") / curve.at(1.0).expect("known");
+        for (rows, time) in [(1, 1.0), (1, 1.0), (8, 9.0), (8, 9.0)] {
+            curve.refine(rows, time);
+        }
+        (0..100).for_each(|_| curve.refine(8, 18.0));
+        assert!((curve.at(8.0).expect("known") - 18.0).abs() < 0.1, "it learns how slow the machine is now: {curve:?}");
+        assert!((ratio(&curve) - 9.0).abs() < 1e-9, "{curve:?}");
+        // Sizes that take turns are compared under the same conditions.
+        (0..100).for_each(|_| [(1, 4.0), (8, 18.0)].into_iter().for_each(|(rows, time)| curve.refine(rows, time)));
+        assert!((ratio(&curve) - 4.5).abs() < 0.01, "{curve:?}");
     }
 
     #[test]
