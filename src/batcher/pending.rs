@@ -3,11 +3,16 @@
 use super::handle::{Arrival, InferError, Reply, Ticket};
 use crate::model::{InferResponse, OutputTensor, ValidRequest};
 use crate::runtime::batch::Stages;
-use crate::tensor::{Tensor, rows};
+use crate::scheduler::Rejection;
+use crate::tensor::Tensor;
+use crate::tensor::rows::{self, ConcatError};
 use crate::units::{Instant, RequestId, Rows};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// When to come back if there was no memory for an answer of several parts.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// One request that has no answer yet.
 #[derive(Debug)]
@@ -56,9 +61,14 @@ fn join(request: &ValidRequest, parts: Vec<(Rows, Vec<Tensor>)>) -> Result<Infer
     }
     let axis = request.model.batch_axis;
     let outputs = request.outputs.iter().zip(columns).map(|(&index, column)| {
-        rows::concat(column, axis)
-            .map(|tensor| OutputTensor { index, tensor })
-            .map_err(|text| InferError::Model(format!("output '{}': {text}", request.model.outputs[index].name)))
+        rows::concat(column, axis).map(|tensor| OutputTensor { index, tensor }).map_err(|error| match error {
+            ConcatError::Differ(text) => {
+                InferError::Model(format!("output '{}': {text}", request.model.outputs[index].name))
+            }
+            ConcatError::NoMemory { .. } => {
+                InferError::Rejected(Rejection::MemoryExhausted { retry_after: RETRY_AFTER })
+            }
+        })
     });
     Ok(InferResponse { outputs: outputs.collect::<Result<_, _>>()? })
 }

@@ -1,6 +1,6 @@
 //! ONNX Runtime's element types and ours, and values of one as bytes of the other.
 
-use super::strings;
+use super::{RunError, strings};
 use crate::tensor::{DataType, Shape, rows};
 use bytes::Bytes;
 use half::{bf16, f16};
@@ -128,14 +128,14 @@ impl OutputBytes<'_> {
 /// Looks into an output value.
 ///
 /// # Errors
-/// If it is not a tensor of this datatype.
-pub fn output_bytes(value: &DynValue, wanted: DataType) -> Result<(Shape, OutputBytes<'_>), String> {
-    let text = |error: ort::Error| error.message().to_owned();
+/// If it is not a tensor of this datatype, or if there is no memory to look into it.
+pub fn output_bytes(value: &DynValue, wanted: DataType) -> Result<(Shape, OutputBytes<'_>), RunError> {
+    let text = |error: ort::Error| RunError::Model(error.message().to_owned());
     let ValueType::Tensor { ty, shape, .. } = value.dtype() else {
-        return Err("the output is not a tensor".to_owned());
+        return Err(RunError::Model("the output is not a tensor".to_owned()));
     };
     if datatype(*ty) != Some(wanted) {
-        return Err(format!("the output has element type {ty:?}, expected {wanted}"));
+        return Err(RunError::Model(format!("the output has element type {ty:?}, expected {wanted}")));
     }
     let shape: Shape = shape.iter().map(|&dim| usize::try_from(dim).unwrap_or(0)).collect();
     let bytes = with_plain_type!(wanted, T => {

@@ -130,7 +130,10 @@ fn look_into<'a>(
 ) -> Result<(Shape, OutputBytes<'a>), RunError> {
     let fault = |text: String| RunError::Model(format!("output '{}': {text}", output.name));
     let value = outputs.get(output.name.as_str()).ok_or_else(|| fault("the run did not produce it".to_owned()))?;
-    let (shape, bytes) = element::output_bytes(value, output.datatype).map_err(fault)?;
+    let (shape, bytes) = element::output_bytes(value, output.datatype).map_err(|error| match error {
+        RunError::Model(text) => fault(text),
+        other => other,
+    })?;
     if let Some(axis) = spec.batch_axis {
         let rows = batch.padded_rows as usize;
         if shape.get(axis) != Some(&rows) {

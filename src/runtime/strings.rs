@@ -3,6 +3,7 @@
 //! `unsafe`: three functions of ONNX Runtime's C interface.
 #![allow(unsafe_code)]
 
+use super::RunError;
 use bytes::Bytes;
 use ort::AsPointer;
 use ort::value::{DynValue, Tensor};
@@ -33,16 +34,15 @@ pub(super) fn create(shape: &[usize], elements: &[Bytes]) -> Result<Tensor<Strin
 /// The elements of a string tensor.
 ///
 /// # Errors
-/// ONNX Runtime's text.
-pub(super) fn extract(value: &DynValue, count: usize) -> Result<Vec<Bytes>, String> {
-    let text = |error: ort::Error| error.message().to_owned();
+/// ONNX Runtime's text, or that there is no memory for a copy: how long strings are, a client may decide.
+pub(super) fn extract(value: &DynValue, count: usize) -> Result<Vec<Bytes>, RunError> {
+    let text = |error: ort::Error| RunError::Model(error.message().to_owned());
     let mut total = 0;
     // SAFETY: the value is a string tensor (the caller has checked its type); the call only writes `total`.
     let status = unsafe { (ort::api().GetStringTensorDataLength)(value.ptr(), &raw mut total) };
     // SAFETY: a status that was just returned and is used once.
     unsafe { ort::Error::result_from_status(status) }.map_err(text)?;
-    let mut content = vec![0u8; total];
-    let mut offsets = vec![0usize; count];
+    let (mut content, mut offsets) = (zeros::<u8>(total)?, zeros::<usize>(count)?);
     // SAFETY: `content` has room for the `total` bytes that all elements have together, and `offsets` for one number per
     // element; the call checks both against the tensor and fails if they are too small.
     let status = unsafe {
@@ -54,4 +54,11 @@ pub(super) fn extract(value: &DynValue, count: usize) -> Result<Vec<Bytes>, Stri
     let content = Bytes::from(content);
     let ends = offsets.iter().copied().skip(1).chain(std::iter::once(total));
     Ok(offsets.iter().zip(ends).map(|(&start, end)| content.slice(start..end)).collect())
+}
+
+fn zeros<T: Clone + Default>(count: usize) -> Result<Vec<T>, RunError> {
+    let mut out = Vec::new();
+    out.try_reserve_exact(count).map_err(|error| RunError::OutOfMemory { message: error.to_string() })?;
+    out.resize(count, T::default());
+    Ok(out)
 }

@@ -151,22 +151,38 @@ pub fn write_strings<'a>(elements: impl Iterator<Item = &'a Bytes>, out: &mut [u
     }
 }
 
+/// Why parts are not joined.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConcatError {
+    /// They do not fit together: the text says how.
+    #[error("{0}")]
+    Differ(String),
+    /// There is no room for the whole.
+    #[error("there is no memory for {bytes} bytes")]
+    NoMemory {
+        /// Its size.
+        bytes: usize,
+    },
+}
+
 /// Joins the parts of one request's output, in order, along the batch axis.
 ///
 /// # Errors
-/// If the parts differ in anything but their rows: the text says how.
-pub fn concat(parts: Vec<Tensor>, axis: Option<usize>) -> Result<Tensor, String> {
+/// If the parts differ in anything but their rows, or if there is no memory for them side by side.
+pub fn concat(parts: Vec<Tensor>, axis: Option<usize>) -> Result<Tensor, ConcatError> {
     let mut parts = parts.into_iter();
-    let first = parts.next().ok_or_else(|| "no parts".to_owned())?;
+    let first = parts.next().ok_or_else(|| ConcatError::Differ("no parts".to_owned()))?;
     let rest: Vec<Tensor> = parts.collect();
     if rest.is_empty() {
         return Ok(first);
     }
-    let axis = axis.ok_or_else(|| "a tensor without a batch axis came in several parts".to_owned())?;
+    let axis =
+        axis.ok_or_else(|| ConcatError::Differ("a tensor without a batch axis came in several parts".to_owned()))?;
     let mut shape = first.shape.clone();
     for part in &rest {
         if part.datatype != first.datatype || !same_but(&part.shape, &first.shape, axis) {
-            return Err(format!("parts of shapes {:?} and {:?} cannot be joined", first.shape, part.shape));
+            let text = format!("parts of shapes {:?} and {:?} cannot be joined", first.shape, part.shape);
+            return Err(ConcatError::Differ(text));
         }
         shape[axis] += part.shape[axis];
     }
@@ -186,10 +202,12 @@ fn same_but(a: &Shape, b: &Shape, axis: usize) -> bool {
     a.len() == b.len() && a.iter().zip(b).enumerate().all(|(i, (x, y))| i == axis || x == y)
 }
 
-fn interleave(parts: &[Tensor], datatype: DataType, axis: usize) -> Result<Chunks, String> {
+fn interleave(parts: &[Tensor], datatype: DataType, axis: usize) -> Result<Chunks, ConcatError> {
     let layouts: Vec<RowLayout> = parts.iter().map(|part| RowLayout::new(&part.shape, Some(axis))).collect();
     let flat: Vec<Bytes> = parts.iter().map(|part| part.data.to_contiguous()).collect();
-    let mut out = Vec::with_capacity(flat.iter().map(Bytes::len).sum());
+    let bytes = flat.iter().map(Bytes::len).sum();
+    let mut out = Vec::new();
+    out.try_reserve_exact(bytes).map_err(|_| ConcatError::NoMemory { bytes })?;
     match datatype.size() {
         Some(element) => {
             for outer in 0..layouts[0].outer {
@@ -201,7 +219,7 @@ fn interleave(parts: &[Tensor], datatype: DataType, axis: usize) -> Result<Chunk
         }
         None => {
             let strings: Option<Vec<Vec<Bytes>>> = flat.iter().map(string_elements).collect();
-            let strings = strings.ok_or("a string runs past its tensor")?;
+            let strings = strings.ok_or_else(|| ConcatError::Differ("a string runs past its tensor".to_owned()))?;
             for outer in 0..layouts[0].outer {
                 for (elements, layout) in strings.iter().zip(&layouts) {
                     let piece = layout.rows * layout.inner;
