@@ -108,6 +108,8 @@ def adaptive(arguments, folder, name, limits_of):
     server, step = run.server, arguments.step_seconds
     try:
         limits = limits_of(run)
+        # What the process needs outside the ledger is what it has once it has served: buffers of connections, the heap.
+        run.load(3).communicate()
         time.sleep(2.5)
         idle = run.ledger()
         outside = resident_mib(server.process.pid) - idle["committed"] / 2**20

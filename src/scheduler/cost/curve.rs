@@ -7,6 +7,9 @@ const SAMPLE_WEIGHT: f64 = 0.2;
 /// A sample counts at most as this many times what was known: one hiccup must not spoil an estimate.
 const OUTLIER: f64 = 4.0;
 
+/// The least part of what a sample says that is held to be of its size alone, and not of the machine.
+const LEAST_OWN: f64 = 0.05;
+
 /// What is assumed below the only point that is known.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Origin {
@@ -28,14 +31,12 @@ struct Knot {
 pub(super) struct Curve {
     origin: Origin,
     knots: Vec<Knot>,
-    /// The size of the sample that was taken last.
-    last: Option<Rows>,
 }
 
 impl Curve {
     /// A curve that knows nothing.
     pub(super) fn new(origin: Origin) -> Self {
-        Self { origin, knots: Vec::new(), last: None }
+        Self { origin, knots: Vec::new() }
     }
 
     /// The number of points known.
@@ -50,13 +51,14 @@ impl Curve {
 
     /// Takes a sample into a running estimate.
     ///
-    /// A machine is slower at times, for all sizes alike: neighbours, clocks, other instances that are busy too. So a sample of the
-    /// size that ran before moves the whole curve, and only one of another size tells how sizes compare. Otherwise the size that
-    /// runs under load would look bad beside sizes that ran when there was none, and each of them would be tried in turn.
+    /// A machine is slower at times, for all sizes alike: neighbours, clocks, other instances that are busy too. So what a sample of
+    /// a well-known size says moves the whole curve; that of a little-known one says more of how sizes compare, and moves its own
+    /// point. Otherwise the size that runs under load would look bad beside sizes that ran when there was none, and each of them
+    /// would be tried in turn. (Each sample moves its own point the most, so sizes that never run cannot drift away: the moves of
+    /// the others cancel out as soon as those are right.)
     ///
     /// The second sample of a size replaces a slower first one, because a new size is slow once.
     pub(super) fn refine(&mut self, rows: Rows, sample: f64) {
-        let again = self.last.replace(rows) == Some(rows);
         let (at, known) = self.position(rows);
         if !known {
             self.knots.insert(at, Knot { rows, value: sample, samples: 1 });
@@ -68,12 +70,10 @@ impl Curve {
             knot.value = knot.value.min(sample);
             return;
         }
+        let own = (1.0 / (1.0 + f64::from(knot.samples))).max(LEAST_OWN);
         let factor = 1.0 + SAMPLE_WEIGHT * ((sample / knot.value.max(f64::MIN_POSITIVE)).min(OUTLIER) - 1.0);
-        if again {
-            self.scale(factor);
-        } else {
-            knot.value *= factor;
-        }
+        knot.value *= factor.powf(own);
+        self.scale(factor.powf(1.0 - own));
     }
 
     /// Takes a sample into an upper envelope that never falls as rows grow.
@@ -187,15 +187,27 @@ mod tests {
     fn a_machine_that_slows_down_does_not_change_how_sizes_compare() {
         let mut curve = Curve::new(Origin::Constant);
         let ratio = |curve: &Curve| curve.at(8.0).expect("known") / curve.at(1.0).expect("known");
-        for (rows, time) in [(1, 1.0), (1, 1.0), (8, 9.0), (8, 9.0)] {
-            curve.refine(rows, time);
-        }
+        (0..20).for_each(|_| [(1, 1.0), (8, 9.0)].into_iter().for_each(|(rows, time)| curve.refine(rows, time)));
         (0..100).for_each(|_| curve.refine(8, 18.0));
         assert!((curve.at(8.0).expect("known") - 18.0).abs() < 0.1, "it learns how slow the machine is now: {curve:?}");
-        assert!((ratio(&curve) - 9.0).abs() < 1e-9, "{curve:?}");
+        assert!((ratio(&curve) - 9.0).abs() < 0.5, "{curve:?}");
         // Sizes that take turns are compared under the same conditions.
-        (0..100).for_each(|_| [(1, 4.0), (8, 18.0)].into_iter().for_each(|(rows, time)| curve.refine(rows, time)));
-        assert!((ratio(&curve) - 4.5).abs() < 0.01, "{curve:?}");
+        (0..300).for_each(|_| [(1, 4.0), (8, 18.0)].into_iter().for_each(|(rows, time)| curve.refine(rows, time)));
+        assert!((ratio(&curve) - 4.5).abs() < 0.2, "{curve:?}");
+    }
+
+    #[test]
+    fn a_size_that_never_runs_does_not_drift_away() {
+        let mut curve = Curve::new(Origin::Constant);
+        for (rows, time) in [(1, 1.0), (2, 2.0), (8, 8.0)] {
+            (0..3).for_each(|_| curve.refine(rows, time));
+        }
+        // One is slower whenever another size ran before it.
+        for _ in 0..10_000 {
+            [(2, 2.0), (1, 1.5), (1, 1.0), (1, 1.0)].into_iter().for_each(|(rows, time)| curve.refine(rows, time));
+        }
+        let untouched = curve.at(8.0).expect("known");
+        assert!((4.0..16.0).contains(&untouched), "{curve:?}");
     }
 
     #[test]
