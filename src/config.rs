@@ -15,8 +15,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 use toml::Value;
 
+mod access;
 mod memory;
 
+pub use access::{Access, TlsFiles, api_keys};
 pub use memory::{Memory, MemoryLimit, headroom};
 
 /// A longer token of the admin routes is refused.
@@ -41,6 +43,10 @@ pub struct Config {
     pub memory: Memory,
     /// How the scaling signal is made.
     pub scaling: Scaling,
+    /// Certificate and key of TLS; `None`: in the clear.
+    pub tls: Option<TlsFiles>,
+    /// Who may ask.
+    pub access: Access,
     /// Who may change things while the server runs.
     pub admin: Admin,
     /// How the server ends.
@@ -117,6 +123,10 @@ pub struct Http {
     pub max_connections: NonZeroUsize,
     /// Requests that one HTTP/2 connection may have open.
     pub max_streams_per_connection: NonZeroU32,
+    /// How long a connection may be without a request when there is no room for another.
+    pub crowded_idle_timeout: Duration,
+    /// Origins whose pages may ask from within a browser.
+    pub cors_origins: Vec<String>,
     /// The most rows in one request.
     pub max_request_rows: Rows,
     /// Requests inside the server.
@@ -137,13 +147,15 @@ pub struct Grpc {
 /// The section `[admin]`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Admin {
-    /// What `Authorization: Bearer` must say; `None`: the admin routes do not exist.
+    /// What `Authorization: Bearer` must say; `None`, and no file either: the admin routes do not exist.
     pub token: Option<String>,
+    /// The file that says it instead.
+    pub token_file: Option<PathBuf>,
 }
 
 impl std::fmt::Debug for Admin {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Admin").field("token", &self.token.as_ref().map(|_| HIDDEN)).finish()
+        f.debug_struct("Admin").field("token", &self.token.as_ref().map(|_| HIDDEN)).finish_non_exhaustive()
     }
 }
 
@@ -250,6 +262,7 @@ impl Default for Config {
 fn read(keys: &mut Keys) -> Option<Config> {
     // The whole section: a misspelt key in it may well hold the token.
     keys.hide("admin");
+    keys.hide("access.keys");
     // All sections are read before any is missed, so that every fault is found.
     let address = keys.read("server.address", address);
     let path = keys.read("models.path", file_path);
@@ -267,7 +280,10 @@ fn read(keys: &mut Keys) -> Option<Config> {
     let headroom = keys.read("memory.headroom", headroom);
     let target = keys.read("scaling.target", number(0.05..=1.0));
     let window = keys.read("scaling.window", seconds(3, 600));
+    let tls = access::tls(keys);
+    let access = access::read(keys);
     let token = keys.read("admin.token", token);
+    let token_file = keys.read("admin.token_file", text_or_empty);
     let announce = keys.read("drain.announce", auto_or(seconds(0, 600)));
     let grace = keys.read("drain.grace", seconds(0, 3600));
     let formats = [("human", LogFormat::Human), ("json", LogFormat::Json)];
@@ -299,7 +315,9 @@ fn read(keys: &mut Keys) -> Option<Config> {
         model: model?,
         memory: Memory { limit: limit?, headroom: headroom? },
         scaling: Scaling { target: target?, window: window? },
-        admin: Admin { token: token? },
+        tls: tls?,
+        access: access?,
+        admin: Admin { token: token?, token_file: token_file?.map(PathBuf::from) },
         drain: Drain { announce: announce?, grace: grace? },
         log: Log { format: format?, level: level? },
         keys: keys.clone(),
@@ -325,6 +343,9 @@ fn http(keys: &mut Keys) -> Option<Http> {
     let write_timeout = keys.read("http.write_timeout", duration(Duration::from_millis(1)..=Duration::from_secs(3600)));
     let max_connections = keys.read("http.max_connections", count(1_000_000usize));
     let max_streams_per_connection = keys.read("http.max_streams_per_connection", count(1_000_000u32));
+    let crowded_idle_timeout =
+        keys.read("http.crowded_idle_timeout", duration(Duration::from_millis(10)..=Duration::from_secs(3600)));
+    let cors_origins = keys.read("http.cors_origins", access::origins);
     let max_request_rows = keys.read("http.max_request_rows", integer(1..=1 << 24));
     let max_in_flight_requests = keys.read("http.max_in_flight_requests", count(1_000_000usize));
     let compress_answers = keys.read("http.compress_answers", choice(&[("on", true), ("off", false)]));
@@ -337,6 +358,8 @@ fn http(keys: &mut Keys) -> Option<Http> {
         write_timeout: write_timeout?,
         max_connections: max_connections?,
         max_streams_per_connection: max_streams_per_connection?,
+        crowded_idle_timeout: crowded_idle_timeout?,
+        cors_origins: cors_origins?,
         max_request_rows: max_request_rows?,
         max_in_flight_requests: max_in_flight_requests?,
         compress_answers: compress_answers?,
@@ -404,7 +427,7 @@ fn model_name(value: &Value) -> Result<Option<String>, String> {
 }
 
 /// What a header can carry, so that a token with the line break of its file is found at the start and not by every request.
-fn token(value: &Value) -> Result<Option<String>, String> {
+pub(crate) fn token(value: &Value) -> Result<Option<String>, String> {
     let allowed = || {
         format!(
             "up to {MAX_TOKEN_LEN} visible ASCII characters without spaces, other than the \"{HIDDEN}\" that `check` prints \

@@ -12,6 +12,7 @@
 //! handler, and with it the request.
 
 mod absent;
+mod access;
 mod admin;
 mod binary;
 mod body;
@@ -32,13 +33,17 @@ pub mod serve;
 mod stall;
 mod statistics;
 mod status;
+mod tls;
 mod unread;
 
+pub use access::{ApiKeys, KeyRing};
 pub use admin::{Admin, ChangeMemory, MemoryChange};
 pub use body::Bodies;
 pub use error::Code;
+pub use tls::Tls;
 
 // What gRPC, another skin over the same, has in common with HTTP.
+pub(crate) use access::authorized;
 pub(crate) use admin::required as admin_required;
 pub(crate) use binary::normalised;
 pub(crate) use body::Room;
@@ -57,12 +62,13 @@ use crate::model::{MemoryUsage, ModelSpec, Table};
 use crate::repository::Controller;
 use arc_swap::ArcSwap;
 use axum::Router;
-use axum::http::HeaderValue;
+use axum::http::{HeaderName, HeaderValue, Method, header};
 use axum::routing::{get, post};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
+use tower_http::cors::{AllowOrigin, CorsLayer};
 
 /// Exactly this: one client compares the whole value.
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
@@ -122,6 +128,10 @@ pub struct AppState {
     pub clock: Clock,
     /// All metrics in the text format of Prometheus.
     pub metrics: Box<dyn Fn() -> String + Send + Sync>,
+    /// The keys of those who may ask; `None`: anybody may.
+    pub keys: KeyRing,
+    /// Origins whose pages may ask from within a browser; `*`: any.
+    pub cors_origins: Vec<String>,
     /// What the admin routes do; `None`: there are none.
     pub admin: Option<Admin>,
     /// Loads and unloads models, for those who may use the admin routes.
@@ -191,11 +201,13 @@ pub fn router(state: Arc<AppState>) -> Router {
         body_read_timeout: state.limits.body_read_timeout,
         phase: state.phase.clone(),
     };
+    let origins = state.cors_origins.clone();
+    let guarded = Arc::clone(&state);
     let mut router = Router::new();
     if state.admin.is_some() {
         router = router.route("/admin/memory", get(admin::read_memory).post(admin::change_memory));
     }
-    router
+    let router = router
         .route("/", get(status::alive))
         .route("/metrics", get(status::metrics))
         .route("/v2", get(metadata::server))
@@ -219,5 +231,23 @@ pub fn router(state: Arc<AppState>) -> Router {
         .fallback(async || ApiError::RouteNotFound)
         .method_not_allowed_fallback(async || ApiError::MethodNotAllowed)
         .with_state(state)
-        .layer(axum::middleware::from_fn_with_state(edge, edge::edge))
+        .layer(axum::middleware::from_fn_with_state(guarded, access::guard))
+        .layer(axum::middleware::from_fn_with_state(edge, edge::edge));
+    if origins.is_empty() { router } else { router.layer(cors(&origins)) }
+}
+
+/// What browsers are told, and what pages may see of an answer beyond what they may see of any.
+fn cors(origins: &[String]) -> CorsLayer {
+    const SENT: [HeaderName; 4] =
+        [header::AUTHORIZATION, header::CONTENT_ENCODING, header::CONTENT_TYPE, binary::JSON_LENGTH];
+    const SEEN: [HeaderName; 3] = [binary::JSON_LENGTH, header::RETRY_AFTER, edge::REQUEST_ID];
+    let origin = match origins {
+        [any] if any == "*" => AllowOrigin::any(),
+        _ => AllowOrigin::list(origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok())),
+    };
+    CorsLayer::new()
+        .allow_origin(origin)
+        .allow_methods([Method::GET, Method::HEAD, Method::POST])
+        .allow_headers(SENT.into_iter().chain([edge::REQUEST_ID]).collect::<Vec<_>>())
+        .expose_headers(SEEN)
 }

@@ -2,12 +2,13 @@
 
 use crate::admin;
 mod drain;
+mod ports;
+mod secrets;
 
 use crate::batcher::Loop;
 use crate::clock::Clock;
 use crate::config::{Config, Log};
 use crate::grpc;
-use crate::http::serve::{ServeLimits, serve};
 use crate::http::{AppState, Bodies, Limits, Outcome, Phase, router};
 use crate::memory::{Backing, Device, DeviceOptions, HOST_ALIGNMENT, Host};
 use crate::metrics::Metrics;
@@ -18,12 +19,12 @@ use crate::repository::store::Store;
 use crate::runtime::{Runtime, self_test};
 use crate::sampler::sample;
 use crate::units::DeviceId;
-use anyhow::Context;
 use arc_swap::ArcSwap;
 use drain::{Parts, drain};
+use ports::{Apps, Ports};
+use secrets::Secrets;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tracing_subscriber::filter::LevelFilter;
@@ -50,18 +51,8 @@ pub fn run(config: Config) -> anyhow::Result<()> {
 /// Returns whether everything that was accepted has had its answer.
 async fn serve_until_signal(config: Config, runtime: Runtime, cores: usize) -> anyhow::Result<bool> {
     let mut signals = Signals::new()?;
-    let listener = TcpListener::bind(&config.address)
-        .await
-        .with_context(|| format!("cannot listen on {} (key server.address, flag --address)", config.address))?;
-    let grpc_listener = match &config.grpc.address {
-        None => None,
-        Some(address) => Some(TcpListener::bind(address).await.with_context(|| {
-            format!("cannot listen on {address} for gRPC (key grpc.address, flag --grpc-address; \"off\" does without)")
-        })?),
-    };
-    let grpc_address = grpc_listener.as_ref().and_then(|listener| listener.local_addr().ok());
-    let admin_routes = if config.admin.token.is_some() { "on" } else { "off" };
-    tracing::info!(address = %listener.local_addr()?, grpc = %shown(grpc_address), admin_routes, "listening");
+    let secrets = Secrets::read(&config)?;
+    let ports = Ports::bind(&config, &secrets).await?;
 
     let clock = Clock::start();
     let metrics = Arc::new(Metrics::new());
@@ -85,7 +76,8 @@ async fn serve_until_signal(config: Config, runtime: Runtime, cores: usize) -> a
     let mut state = app_state(&config, ends.batcher, models, phases.clone(), (Arc::clone(&metrics), clock));
     state.repository = Some(controller);
     state.memory = memory.clone().usage();
-    state.admin = config.admin.token.clone().map(|token| memory.admin(token));
+    state.admin = secrets.admin_token.clone().map(|token| memory.admin(token));
+    state.keys = secrets.keys.clone();
     let state = Arc::new(state);
     let counted = Arc::clone(&metrics);
     let calls = grpc::router(grpc::Grpc {
@@ -94,18 +86,10 @@ async fn serve_until_signal(config: Config, runtime: Runtime, cores: usize) -> a
         begins: Box::new(move || begins(&counted, clock)),
     });
     let app = router(state).layer(axum::middleware::from_fn_with_state((metrics, clock), count));
-    let limits = serve_limits(&config);
-    let serving = tokio::spawn(async move {
-        let http = serve(listener, app, limits.clone(), phases.clone());
-        let grpc = async {
-            if let Some(listener) = grpc_listener {
-                serve(listener, calls, limits, phases).await;
-            }
-        };
-        tokio::join!(http, grpc);
-    });
+    let serving = tokio::spawn(ports.serve(Apps { http: app, grpc: calls }, &config, secrets.tls.clone(), phases));
+    let following = tokio::spawn(secrets.follow());
 
-    let mut parts = Parts { batching, managing, sampling, serving };
+    let mut parts = Parts { batching, managing, sampling, following, serving };
     tokio::select! {
         () = signals.recv() => {}
         part = parts.any_ends() => anyhow::bail!("{part} has ended, which it never should: ending, to be started anew"),
@@ -159,6 +143,8 @@ fn app_state(
         }),
         clock,
         metrics: Box::new(move || String::from_utf8_lossy(&metrics.encode()).into_owned()),
+        keys: None,
+        cors_origins: config.http.cors_origins.clone(),
         admin: None,
         repository: None,
         logging: logging(&config.log),
@@ -177,23 +163,6 @@ fn logging(log: &Log) -> serde_json::Value {
         "log_verbose_level": if most >= LevelFilter::TRACE { 2 } else { u8::from(most >= LevelFilter::DEBUG) },
         "log_format": "ISO8601",
     })
-}
-
-fn serve_limits(config: &Config) -> ServeLimits {
-    ServeLimits {
-        connections: config.http.max_connections.get(),
-        streams_per_connection: config.http.max_streams_per_connection.get(),
-        header_read_timeout: config.http.header_read_timeout,
-        write_timeout: config.http.write_timeout,
-        header_bytes: usize::try_from(config.http.max_header_bytes.0).unwrap_or(usize::MAX),
-        // The last word on the grace period is the drain's; this is the backstop behind it.
-        grace: config.drain.grace + 2 * drain::FLUSH,
-    }
-}
-
-/// Where gRPC is spoken, for the log.
-fn shown(address: Option<std::net::SocketAddr>) -> String {
-    address.map_or_else(|| "off".to_owned(), |address| address.to_string())
 }
 
 /// Counts one inference by gRPC: it is inside until what this answers is called or dropped.

@@ -37,6 +37,9 @@ pub struct Options {
     /// What requests to /admin must bring; better given by the environment, which other users cannot see [key: admin.token]
     #[arg(long, value_name = "TOKEN", env = "CONCERTINA_ADMIN_TOKEN", hide_env_values = true)]
     admin_token: Option<String>,
+    /// API keys, separated by commas, one of which every request must bring; better given by the environment [key: access.keys]
+    #[arg(long, value_name = "KEYS", env = "CONCERTINA_API_KEYS", hide_env_values = true)]
+    api_keys: Option<String>,
     /// How long to be "not ready" yet serve after SIGTERM: 5s, or auto [key: drain.announce]
     #[arg(long, value_name = "DURATION", env = "CONCERTINA_DRAIN_ANNOUNCE")]
     drain_announce: Option<String>,
@@ -111,6 +114,7 @@ impl Options {
             ("grpc_address", "grpc.address", &self.grpc_address),
             ("onnxruntime", "runtime.library", &self.onnxruntime),
             ("memory_limit", "memory.limit", &self.memory_limit),
+            ("api_keys", "access.keys", &self.api_keys),
             ("admin_token", "admin.token", &self.admin_token),
             ("drain_announce", "drain.announce", &self.drain_announce),
             ("drain_grace", "drain.grace", &self.drain_grace),

@@ -34,6 +34,12 @@ fn every_bad_value_is_refused_by_name() {
         ("http", "max_request_rows = 0", "an integer from 1 to 16777216"),
         ("http", "max_connections = 0", "an integer from 1 to 1000000"),
         ("http", "max_in_flight_requests = 2.5", "an integer from 1 to 1000000"),
+        ("http", "crowded_idle_timeout = \"1ms\"", "from 10ms to 1h"),
+        ("http", "cors_origins = [\"example.org\"]", "a list of origins such as"),
+        ("http", "cors_origins = [\"https://a.b\", \"*\"]", "or [\"*\"] alone"),
+        ("http", "cors_origins = [1]", "a list of origins"),
+        ("tls", "key = 1", "a text in quotes"),
+        ("access", "key_file = 1", "a text in quotes"),
         ("grpc", "address = \"8001\"", "\"auto\", \"off\" or HOST:PORT"),
         ("grpc", "max_stream_requests = 0", "an integer from 1 to 65536"),
         ("model", "batch_axis = -1", "\"auto\", \"none\" or an integer from 0 to 31"),
@@ -112,6 +118,15 @@ fn grpc_follows_the_address_of_http_unless_it_has_its_own() {
 }
 
 #[test]
+fn api_keys_are_separated_by_commas_and_never_shown() {
+    let config = Config::resolve(None, &[over("access.keys", "S3CRET1, S3CRET2,")]).expect("good keys");
+    assert_eq!(config.access.keys, ["S3CRET1", "S3CRET2"]);
+    assert!(!format!("{config:?}{}", config.render()).contains("S3CRET"), "{config:?}");
+    let faults = Config::resolve(None, &[over("access.keys", "S3CRET two")]).expect_err("a space");
+    assert!(faults[0].starts_with("access.keys = \"***\" (flag --flag): expected keys of up to 1024"), "{faults:?}");
+}
+
+#[test]
 fn keys_that_contradict_each_other_are_named_together() {
     for (file, expected) in [
         (
@@ -131,6 +146,7 @@ fn keys_that_contradict_each_other_are_named_together() {
             "[http]\nmax_bodies_bytes = \"63MiB\"",
             ["http.max_bodies_bytes = \"63MiB\" (file c.toml)", "http.max_body_bytes = \"64MiB\""],
         ),
+        ("[tls]\nkey = \"k.pem\"", ["tls.certificate = \"\" (default)", "tls.key = \"k.pem\""]),
         ("[model.versions]\npolicy = \"specific\"", ["model.versions.versions = []", "model.versions.policy"]),
         ("[model.versions]\nversions = [1]", ["model.versions.versions = [1]", "model.versions.policy = \"latest\""]),
     ] {

@@ -4,7 +4,7 @@ use super::Grpc;
 use super::intake::{Gate, Intake};
 use super::proto::grpc_inference_service_server::SERVICE_NAME;
 use super::status::status;
-use crate::http::{ApiError, caught};
+use crate::http::{ApiError, authorized, caught};
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::header::CONTENT_TYPE;
@@ -17,12 +17,20 @@ use tracing::Instrument as _;
 /// The start of the paths of reflection, whose calls last.
 const REFLECTION: &str = "/grpc.reflection.";
 
+/// The start of the paths of health checks, which bring no key.
+const HEALTH: &str = "/grpc.health.";
+
 /// The middleware around all services.
 pub(super) async fn edge(State(grpc): State<Arc<Grpc>>, request: Request, next: Next) -> Response {
     // Trailers, and with them the status of a call, exist in HTTP/2 only as gRPC uses them.
     if request.version() < Version::HTTP_2 {
         let words = "this port speaks gRPC, which is HTTP/2; HTTP/1.1 is spoken on the port of server.address\n";
         return (StatusCode::HTTP_VERSION_NOT_SUPPORTED, words).into_response();
+    }
+    if !open(request.uri().path())
+        && let Err(error) = authorized(&grpc.state.keys, request.headers())
+    {
+        return failed(&error);
     }
     let span = tracing::info_span!("call", path = request.uri().path());
     let lasting = lasting(request.uri().path());
@@ -35,6 +43,11 @@ pub(super) async fn edge(State(grpc): State<Arc<Grpc>>, request: Request, next: 
     };
     let request = request.map(|body| Body::new(Intake::new(body, gate)));
     caught(next.run(request), || failed(&ApiError::Internal)).instrument(span).await
+}
+
+/// What needs no key: health checks, and what the admin token guards is asked for that instead.
+fn open(path: &str) -> bool {
+    path.starts_with(HEALTH) || path.ends_with("/RepositoryModelLoad") || path.ends_with("/RepositoryModelUnload")
 }
 
 /// Whether a call takes any number of messages, for as long as its client likes.

@@ -1,5 +1,6 @@
 //! The admin routes: looking at the memory and changing its limits while the server runs. They exist only with a token.
 
+use super::access::bearer;
 use super::error::ApiError;
 use super::status::json_response;
 use super::{AppState, Limits, body};
@@ -86,12 +87,6 @@ pub(crate) fn required(state: &AppState, headers: &HeaderMap) -> Result<(), ApiE
         return Err(ApiError::NoAdmin("loading and unloading models"));
     }
     authorized(state, headers).map(|_| ())
-}
-
-/// The credentials, if the scheme is `Bearer`, in letters of any case.
-fn bearer(header: &[u8]) -> Option<&[u8]> {
-    let (scheme, credentials) = header.split_at_checked("Bearer ".len())?;
-    scheme.eq_ignore_ascii_case(b"Bearer ").then(|| credentials.trim_ascii())
 }
 
 fn memory_change(body: &[u8]) -> Result<MemoryChange, ApiError> {

@@ -20,7 +20,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tracing::Instrument as _;
 
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// A longer id is not taken over.
 const MAX_ID_LEN: usize = 128;

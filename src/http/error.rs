@@ -150,6 +150,8 @@ pub(crate) enum ApiError {
     Repository(#[from] Refused),
     #[error("{0} needs a server that was given an admin.token")]
     NoAdmin(&'static str),
+    #[error("this needs the header 'Authorization: Bearer KEY' with an API key of this server")]
+    NoKey,
     #[error("internal error")]
     Internal,
 }
@@ -234,7 +236,7 @@ impl ApiError {
             Self::ModelNotReady { .. } | Self::ServerNotReady(_) => retry(Code::Unavailable, RETRY_LATER),
             Self::Unsupported(_) => of(S::NOT_IMPLEMENTED, Code::Unsupported),
             // Its body was not read.
-            Self::Unauthorized => Wire { close: true, ..of(S::UNAUTHORIZED, Code::Unauthorized) },
+            Self::Unauthorized | Self::NoKey => Wire { close: true, ..of(S::UNAUTHORIZED, Code::Unauthorized) },
             Self::NoAdmin(_) => Wire { close: true, ..of(S::FORBIDDEN, Code::Forbidden) },
             Self::Repository(refused) => match refused {
                 Refused::Unknown(_) => of(S::NOT_FOUND, Code::ModelNotFound),
@@ -278,7 +280,7 @@ impl ApiError {
         }
         match self {
             Self::Encoding(_) => headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("gzip, deflate")),
-            Self::Unauthorized => headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")),
+            Self::Unauthorized | Self::NoKey => headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")),
             _ => None,
         };
         response
@@ -329,6 +331,7 @@ mod tests {
             (Refused::Failed { model: "m".into(), reason: "x".into() }.into(), 400, "load_failed", None),
             (Refused::Busy.into(), 503, "overloaded", Some("2")),
             (Refused::Closed.into(), 503, "unavailable", Some("2")),
+            (ApiError::NoKey, 401, "unauthorized", None),
             (ApiError::Internal, 500, "internal", None),
             (InferError::Overloaded.into(), 503, "overloaded", Some("2")),
             (InferError::Closed.into(), 503, "unavailable", Some("2")),

@@ -1,6 +1,6 @@
 //! The accept loop: HTTP/1.1 and HTTP/2 (prior knowledge) on one socket, within limits, until told to stop.
 
-use super::{Phase, stall};
+use super::{Phase, Tls, stall};
 use axum::Router;
 use axum::http::Version;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -10,8 +10,9 @@ use std::convert::Infallible;
 use std::future::Future;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -35,6 +36,8 @@ pub struct ServeLimits {
     pub connections: usize,
     /// The most requests that one HTTP/2 connection may have open.
     pub streams_per_connection: u32,
+    /// How long a connection may be without a request while there is no room for another one; it is closed then.
+    pub crowded_idle_timeout: Duration,
     /// How long a client may take to send the head of a request. A kept-alive connection without a request is closed after
     /// the same time.
     pub header_read_timeout: Duration,
@@ -47,27 +50,34 @@ pub struct ServeLimits {
     pub grace: Duration,
 }
 
-/// Serves until `phase` is [`Phase::Closing`]; then, a quarter of a second later, stops accepting and closes idle connections,
+/// Serves, over TLS if there is any, until `phase` is [`Phase::Closing`]; then, a quarter of a second later, stops accepting and closes idle connections,
 /// and the others after the request that they carry. Returns when all are closed, or after the grace period, which cuts the rest off.
-pub async fn serve(listener: TcpListener, router: Router, limits: ServeLimits, mut phase: watch::Receiver<Phase>) {
-    let server = Arc::new(builder(&limits));
+pub async fn serve(
+    listener: TcpListener,
+    router: Router,
+    limits: ServeLimits,
+    tls: Option<Tls>,
+    mut phase: watch::Receiver<Phase>,
+) {
+    let (crowded, crowd) = watch::channel(false);
+    let template = Template { server: Arc::new(builder(&limits)), router, tls, phase: phase.clone(), crowd };
     let mut connections = JoinSet::new();
     loop {
         let room = connections.len() < limits.connections;
+        crowded.send_if_modified(|crowded| std::mem::replace(crowded, !room) == room);
         tokio::select! {
             biased;
             () = closing(&mut phase) => break,
             Some(_) = connections.join_next() => {}
             accepted = listener.accept(), if room => match accepted {
                 Ok((stream, _)) => {
-                    connections.spawn(accepted_connection(&server, &router, &limits, &phase).run(stream));
+                    connections.spawn(template.connection(&limits).run(stream));
                 }
                 Err(error) => pause_after(&error).await,
             },
         }
     }
-    linger(&listener, &mut connections, |stream| accepted_connection(&server, &router, &limits, &phase).run(stream))
-        .await;
+    linger(&listener, &mut connections, |stream| template.connection(&limits).run(stream)).await;
     drop(listener);
     let all = async { while connections.join_next().await.is_some() {} };
     if tokio::time::timeout(limits.grace, all).await.is_err() {
@@ -90,19 +100,28 @@ where
     let _over = tokio::time::timeout(LINGER, accepting).await;
 }
 
-fn accepted_connection(
-    server: &Arc<auto::Builder<TokioExecutor>>,
-    router: &Router,
-    limits: &ServeLimits,
-    phase: &watch::Receiver<Phase>,
-) -> Connection {
-    Connection {
-        server: Arc::clone(server),
-        router: router.clone(),
-        first_request_within: limits.header_read_timeout,
-        write_timeout: limits.write_timeout,
-        streams: limits.streams_per_connection as usize,
-        phase: phase.clone(),
+/// What all connections have in common.
+struct Template {
+    server: Arc<auto::Builder<TokioExecutor>>,
+    router: Router,
+    tls: Option<Tls>,
+    phase: watch::Receiver<Phase>,
+    crowd: watch::Receiver<bool>,
+}
+
+impl Template {
+    fn connection(&self, limits: &ServeLimits) -> Connection {
+        Connection {
+            server: Arc::clone(&self.server),
+            router: self.router.clone(),
+            tls: self.tls.clone(),
+            first_request_within: limits.header_read_timeout,
+            crowded_idle_timeout: limits.crowded_idle_timeout,
+            write_timeout: limits.write_timeout,
+            streams: limits.streams_per_connection as usize,
+            phase: self.phase.clone(),
+            crowd: self.crowd.clone(),
+        }
     }
 }
 
@@ -144,31 +163,94 @@ fn builder(limits: &ServeLimits) -> auto::Builder<TokioExecutor> {
     builder
 }
 
+/// The requests of one connection.
+#[derive(Default)]
+struct Requests {
+    begun: AtomicUsize,
+    ended: AtomicUsize,
+}
+
+/// One request, as long as it has no answer.
+struct Open(Arc<Requests>);
+
+impl Open {
+    fn new(requests: &Arc<Requests>) -> Self {
+        requests.begun.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(requests))
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.ended.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Requests {
+    fn any(&self) -> bool {
+        self.begun.load(Ordering::Relaxed) > 0
+    }
+
+    /// Waits until there is no room for another connection and none of these has been open for a while.
+    async fn idle_in_a_crowd(&self, crowd: &mut watch::Receiver<bool>, idle: Duration) {
+        loop {
+            if crowd.wait_for(|crowded| *crowded).await.is_err() {
+                std::future::pending::<()>().await;
+            }
+            let begun = self.begun.load(Ordering::Relaxed);
+            tokio::time::sleep(idle).await;
+            // In this order: what begins in between makes the numbers differ.
+            let ended = self.ended.load(Ordering::Relaxed);
+            if *crowd.borrow() && ended == begun && self.begun.load(Ordering::Relaxed) == begun {
+                return;
+            }
+        }
+    }
+}
+
 struct Connection {
     server: Arc<auto::Builder<TokioExecutor>>,
     router: Router,
+    tls: Option<Tls>,
     first_request_within: Duration,
+    crowded_idle_timeout: Duration,
     write_timeout: Duration,
     streams: usize,
     phase: watch::Receiver<Phase>,
+    crowd: watch::Receiver<bool>,
 }
 
 impl Connection {
-    async fn run(mut self, stream: TcpStream) {
+    async fn run(self, stream: TcpStream) {
         // Head and body of a response may be two writes: without this the second waits for an acknowledgement.
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!(%error, "the connection cannot do without Nagle's algorithm");
         }
-        let asked = Arc::new(AtomicBool::new(false));
-        let seen = Arc::clone(&asked);
+        let Some(tls) = &self.tls else { return self.speak(stream).await };
+        let mut crowd = self.crowd.clone();
+        let nothing = Requests::default();
+        tokio::select! {
+            shaken = tokio::time::timeout(self.first_request_within, tls.acceptor().accept(stream)) => match shaken {
+                Ok(Ok(stream)) => self.speak(stream).await,
+                Ok(Err(error)) => tracing::debug!(%error, "no TLS"),
+                Err(_) => {}
+            },
+            () = nothing.idle_in_a_crowd(&mut crowd, self.crowded_idle_timeout) => {}
+        }
+    }
+
+    async fn speak(mut self, stream: impl AsyncRead + AsyncWrite + Send + 'static) {
+        let requests = Arc::new(Requests::default());
+        let seen = Arc::clone(&requests);
         let router = self.router;
         let (begun, mut begins) = mpsc::channel(BEGUN);
         let service = tower::service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
-            seen.store(true, Ordering::Relaxed);
+            let open = Open::new(&seen);
             let (multiplexed, begun) = (request.version() == Version::HTTP_2, begun.clone());
             let response = tower::ServiceExt::oneshot(router.clone(), request);
             async move {
                 let Ok(response) = response.await;
+                drop(open);
                 Ok::<_, Infallible>(if multiplexed { stall::watch(response, &begun).await } else { response })
             }
         });
@@ -180,7 +262,7 @@ impl Connection {
         let mut connection = std::pin::pin!(connection);
         // hyper's own timeout begins only once it knows which version the client speaks.
         let mut first = std::pin::pin!(tokio::time::sleep(self.first_request_within));
-        let (mut waiting, mut open) = (true, true);
+        let (mut waiting, mut open, mut wanted) = (true, true, true);
         let mut bodies = stall::Open::new(self.streams);
         let mut look = tokio::time::interval(self.write_timeout);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -206,9 +288,16 @@ impl Connection {
                 }
                 () = first.as_mut(), if waiting => {
                     waiting = false;
-                    if !asked.load(Ordering::Relaxed) {
+                    if !requests.any() {
                         return;
                     }
+                }
+                () = requests.idle_in_a_crowd(&mut self.crowd, self.crowded_idle_timeout) => {
+                    // First with good manners, then without: the head of a request may have come half.
+                    if !std::mem::replace(&mut wanted, false) {
+                        return;
+                    }
+                    connection.as_mut().graceful_shutdown();
                 }
             }
         }

@@ -16,6 +16,7 @@ pub(super) struct Parts {
     pub(super) batching: JoinHandle<()>,
     pub(super) managing: JoinHandle<()>,
     pub(super) sampling: JoinHandle<()>,
+    pub(super) following: JoinHandle<()>,
     pub(super) serving: JoinHandle<()>,
 }
 
@@ -27,6 +28,7 @@ impl Parts {
             _ = &mut self.batching => "the batcher",
             _ = &mut self.managing => "the model manager",
             _ = &mut self.sampling => "the memory sampler",
+            _ = &mut self.following => "what follows the files of secrets",
             _ = &mut self.serving => "the HTTP server",
         }
     }
@@ -59,6 +61,7 @@ pub(super) async fn drain(
     let ended = tokio::time::timeout(FLUSH, emptied).await.unwrap_or(false);
     parts.managing.abort();
     parts.sampling.abort();
+    parts.following.abort();
     tracing::info!(answered, ended, "drained");
     answered
 }

@@ -3,6 +3,7 @@
 // A test may fail where it stands, and tables of cases are types of their own.
 #![allow(clippy::unwrap_used, clippy::type_complexity)]
 
+mod access;
 mod admin;
 mod coding;
 mod errors;

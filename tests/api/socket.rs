@@ -7,7 +7,7 @@ use concertina::http::serve::{ServeLimits, serve};
 use concertina::tensor::{DataType, Tensor};
 use std::net::SocketAddr;
 use std::time::Duration;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
@@ -18,12 +18,13 @@ struct Server {
     task: JoinHandle<()>,
 }
 
-fn limits() -> ServeLimits {
+pub(crate) fn limits() -> ServeLimits {
     ServeLimits {
         connections: 2,
         streams_per_connection: 10,
         header_read_timeout: Duration::from_secs(60),
         write_timeout: Duration::from_secs(60),
+        crowded_idle_timeout: Duration::from_secs(60),
         header_bytes: 65536,
         grace: Duration::from_secs(60),
     }
@@ -33,7 +34,7 @@ async fn start(limits: ServeLimits) -> Server {
     let (app, jobs) = app_with_jobs(vec![echo("m", vec![tensor("x", DataType::Uint8)])], 4);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let task = tokio::spawn(serve(listener, app.router.clone(), limits, app.phase.subscribe()));
+    let task = tokio::spawn(serve(listener, app.router.clone(), limits, None, app.phase.subscribe()));
     Server { app, jobs, address, task }
 }
 
@@ -50,7 +51,7 @@ fn infer(body: &str) -> Vec<u8> {
 }
 
 /// Reads one response: its head in lower case, and its body.
-async fn read_response(stream: &mut TcpStream) -> (String, Vec<u8>) {
+pub(crate) async fn read_response(stream: &mut (impl AsyncRead + Unpin)) -> (String, Vec<u8>) {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         head.push(stream.read_u8().await.unwrap());
@@ -195,6 +196,24 @@ async fn connections_beyond_the_limit_wait() {
     assert!(second.try_read(&mut [0; 16]).is_err(), "the second is served while the first is open");
     drop(first);
     assert!(read_response(&mut second).await.0.starts_with("http/1.1 200"));
+}
+
+#[tokio::test]
+async fn connections_without_a_request_make_room_for_others() {
+    let limits = ServeLimits { connections: 3, crowded_idle_timeout: Duration::from_millis(50), ..limits() };
+    let mut server = start(limits).await;
+    let (mut idle, mut half, mut busy) = (server.connect().await, server.connect().await, server.connect().await);
+    idle.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    read_response(&mut idle).await;
+    half.write_all(b"GET / HTTP/1.1\r\nHo").await.unwrap();
+    busy.write_all(&infer(BODY)).await.unwrap();
+    let job = server.jobs.recv().await.unwrap();
+    let mut late = server.connect().await;
+    late.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    assert!(read_response(&mut late).await.0.starts_with("http/1.1 200"));
+    assert!(at_end(&mut idle).await || at_end(&mut half).await);
+    job.reply.send(give_back(&job.request)).unwrap();
+    assert!(read_response(&mut busy).await.0.starts_with("http/1.1 200"), "what carries a request stays");
 }
 
 #[tokio::test]

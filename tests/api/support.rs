@@ -79,6 +79,14 @@ fn assemble(specs: Vec<ModelSpec>, capacity: usize, admin: Option<Admin>) -> (Ap
     (App { router: router(Arc::new(state)), models: server.models, phase: server.phase }, jobs)
 }
 
+/// A server with model `m` and no batcher behind it, with this change to what its routes need.
+pub(crate) fn app_with(change: impl FnOnce(&mut AppState)) -> App {
+    let specs = vec![echo("m", vec![tensor("x", DataType::Uint8)])];
+    let (mut state, server, _) = state(specs, 1, None);
+    change(&mut state);
+    App { router: router(Arc::new(state)), models: server.models, phase: server.phase }
+}
+
 /// What of a server tests change.
 pub(crate) struct Assembled {
     pub(crate) models: Arc<ArcSwap<Table>>,
@@ -110,6 +118,8 @@ pub(crate) fn state(specs: Vec<ModelSpec>, capacity: usize, admin: Option<Admin>
         clock: Clock::start(),
         phase: phase_receiver,
         metrics: Box::new(|| "up 1\n".to_owned()),
+        keys: None,
+        cors_origins: Vec::new(),
         admin,
         repository: None,
         logging: serde_json::json!({"log_info": true}),

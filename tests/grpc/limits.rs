@@ -1,12 +1,13 @@
 //! What a call may cost, and when it must end.
 
 use crate::support::{BODY_LIMIT, echo, give_back, tensor};
-use crate::{Calls, calls, echo_calls, raw};
+use crate::{Calls, calls, calls_with, echo_calls, raw};
+use arc_swap::ArcSwap;
 use axum::body::Body;
 use axum::http::{Request, StatusCode, Version};
 use axum::response::Response;
 use bytes::Bytes;
-use concertina::grpc::proto::ModelInferRequest;
+use concertina::grpc::proto::{ModelInferRequest, ServerLiveRequest};
 use concertina::http::Phase;
 use concertina::tensor::DataType;
 use futures_util::StreamExt as _;
@@ -14,6 +15,7 @@ use http_body_util::{BodyExt as _, StreamBody};
 use prost::Message as _;
 use std::convert::Infallible;
 use std::io::Write as _;
+use std::sync::Arc;
 use std::time::Duration;
 use tonic::Code;
 use tower::ServiceExt as _;
@@ -167,6 +169,28 @@ async fn a_closing_server_ends_streams_after_what_they_carry() {
     job.reply.send(give_back(&job.request)).unwrap();
     assert!(first.await.unwrap().unwrap().infer_response.is_some());
     assert_eq!(answers.message().await.unwrap_err().code(), Code::Unavailable);
+}
+
+#[tokio::test]
+async fn with_keys_only_health_checks_and_their_holders_are_answered() {
+    let keys = Arc::new(ArcSwap::from_pointee(["alpha"].iter().collect()));
+    let (calls, _jobs) =
+        calls_with(vec![echo("m", vec![tensor("x", DataType::Uint8)])], 4, |state| state.keys = Some(keys));
+    let live = |authorization: Option<&str>| {
+        let mut request = tonic::Request::new(ServerLiveRequest {});
+        if let Some(value) = authorization {
+            request.metadata_mut().insert("authorization", value.parse().unwrap());
+        }
+        request
+    };
+    let mut client = calls.client();
+    for wrong in [None, Some("Bearer beta"), Some("alpha")] {
+        let status = client.server_live(live(wrong)).await.unwrap_err();
+        assert_eq!(status.code(), Code::Unauthenticated, "{status:?}");
+    }
+    assert!(client.server_live(live(Some("Bearer alpha"))).await.unwrap().into_inner().live);
+    let check = tonic_health::pb::HealthCheckRequest::default();
+    assert!(tonic_health::pb::health_client::HealthClient::new(calls.service()).check(check).await.is_ok());
 }
 
 #[tokio::test]

@@ -15,7 +15,7 @@ use concertina::grpc::proto::grpc_inference_service_client::GrpcInferenceService
 use concertina::grpc::proto::model_infer_request::InferInputTensor;
 use concertina::grpc::proto::{InferParameter, ModelInferRequest, infer_parameter::ParameterChoice};
 use concertina::grpc::{Grpc, router};
-use concertina::http::{Code, Outcome};
+use concertina::http::{AppState, Code, Outcome};
 use concertina::model::{ModelSpec, ModelState, Table};
 use concertina::tensor::DataType;
 use std::num::NonZeroUsize;
@@ -37,7 +37,13 @@ pub(crate) struct Calls {
 
 /// A server, whose requests arrive at the other end.
 pub(crate) fn calls(specs: Vec<ModelSpec>, capacity: usize) -> (Calls, Jobs) {
-    let (state, server, jobs) = state(specs, capacity, None);
+    calls_with(specs, capacity, |_| {})
+}
+
+/// The same, with this change to what the services need.
+pub(crate) fn calls_with(specs: Vec<ModelSpec>, capacity: usize, change: impl FnOnce(&mut AppState)) -> (Calls, Jobs) {
+    let (mut state, server, jobs) = state(specs, capacity, None);
+    change(&mut state);
     let outcomes = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&outcomes);
     let begins = move || -> concertina::grpc::Ended {
