@@ -16,9 +16,11 @@ use std::time::Duration;
 use toml::Value;
 
 mod access;
+mod address;
 mod memory;
 
 pub use access::{Access, TlsFiles, api_keys};
+pub use address::Grpc;
 pub use memory::{Memory, MemoryLimit, headroom};
 
 /// A longer token of the admin routes is refused.
@@ -133,15 +135,6 @@ pub struct Http {
     pub max_in_flight_requests: NonZeroUsize,
     /// Whether answers are compressed for clients that ask for it.
     pub compress_answers: bool,
-}
-
-/// The section `[grpc]`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Grpc {
-    /// HOST:PORT to listen on; `None`: no gRPC.
-    pub address: Option<String>,
-    /// Requests of one stream that run at a time.
-    pub max_stream_requests: NonZeroUsize,
 }
 
 /// The section `[admin]`.
@@ -264,7 +257,7 @@ fn read(keys: &mut Keys) -> Option<Config> {
     keys.hide("admin");
     keys.hide("access.keys");
     // All sections are read before any is missed, so that every fault is found.
-    let address = keys.read("server.address", address);
+    let address = keys.read("server.address", address::address);
     let path = keys.read("models.path", file_path);
     let name = keys.read("models.name", model_name);
     let cache = keys.read("models.cache", cache);
@@ -273,8 +266,7 @@ fn read(keys: &mut Keys) -> Option<Config> {
     let library = keys.read("runtime.library", text_or_empty);
     let threads = keys.read("runtime.threads", auto_or(count(1024usize)));
     let http = http(keys);
-    let grpc_address = keys.read("grpc.address", grpc_address(address.as_deref()));
-    let max_stream_requests = keys.read("grpc.max_stream_requests", count(65536usize));
+    let grpc = address::grpc(keys, address.as_deref());
     let model = model(keys);
     let limit = keys.read("memory.limit", MemoryLimit::read);
     let headroom = keys.read("memory.headroom", headroom);
@@ -311,7 +303,7 @@ fn read(keys: &mut Keys) -> Option<Config> {
         },
         runtime: Runtime { library: library?.map(PathBuf::from), threads: threads? },
         http: http?,
-        grpc: Grpc { address: grpc_address?, max_stream_requests: max_stream_requests? },
+        grpc: grpc?,
         model: model?,
         memory: Memory { limit: limit?, headroom: headroom? },
         scaling: Scaling { target: target?, window: window? },
@@ -381,34 +373,6 @@ fn poll_interval(value: &Value) -> Result<Duration, String> {
     let least = Duration::from_millis(100);
     let parsed = duration(Duration::ZERO..=Duration::from_secs(24 * 60 * 60))(value)?;
     if parsed.is_zero() || parsed >= least { Ok(parsed) } else { Err("\"0s\" or at least \"100ms\"".to_owned()) }
-}
-
-fn address(value: &Value) -> Result<String, String> {
-    let host_and_port = value.as_str().and_then(|text| text.rsplit_once(':')).filter(|(host, port)| {
-        let bare_ipv6 = host.contains(':') && !(host.starts_with('[') && host.ends_with(']'));
-        !host.is_empty() && !bare_ipv6 && port.parse::<u16>().is_ok()
-    });
-    let allowed = || "HOST:PORT, such as \"127.0.0.1:8000\", \"0.0.0.0:8000\" or \"[::]:8000\"".to_owned();
-    host_and_port.map(|(host, port)| format!("{host}:{port}")).ok_or_else(allowed)
-}
-
-/// Where gRPC is spoken if HTTP is at `http`.
-fn grpc_address(http: Option<&str>) -> impl Fn(&Value) -> Result<Option<String>, String> {
-    move |value| match value.as_str() {
-        Some("off") => Ok(None),
-        Some("auto") => match http.map(next_port) {
-            Some(None) => Err("\"off\" or HOST:PORT, since no port comes after that of server.address".to_owned()),
-            next => Ok(next.flatten()),
-        },
-        _ => address(value).map(Some).map_err(|allowed| format!("\"auto\", \"off\" or {allowed}")),
-    }
-}
-
-/// The same host with the port after this one; any free port stays any free port.
-fn next_port(address: &str) -> Option<String> {
-    let (host, port) = address.rsplit_once(':')?;
-    let port: u16 = port.parse().ok()?;
-    Some(format!("{host}:{}", if port == 0 { 0 } else { port.checked_add(1)? }))
 }
 
 fn file_path(value: &Value) -> Result<PathBuf, String> {

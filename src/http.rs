@@ -25,6 +25,7 @@ mod error;
 mod fast;
 mod infer;
 mod metadata;
+mod openapi;
 mod path;
 mod predict;
 mod reader;
@@ -209,6 +210,7 @@ pub fn router(state: Arc<AppState>) -> Router {
     }
     let router = router
         .route("/", get(status::alive))
+        .route("/openapi.json", get(openapi::document))
         .route("/metrics", get(status::metrics))
         .route("/v2", get(metadata::server))
         .route("/v2/", get(metadata::server))

@@ -43,6 +43,7 @@
 //! - `src/memory/host.rs`: reserving, committing and giving back address ranges of the host.
 //! - `src/runtime/allocator.rs`: the allocator that ONNX Runtime gets, and the exception that a denial is.
 //! - `src/runtime/library.rs`: setting an environment variable before any thread exists.
+//! - `load-tests/fuzz.rs`: an allocator that counts, in a program that is not part of the server.
 //! - `src/runtime/strings.rs`: string tensors of any bytes, through ONNX Runtime's C interface.
 
 pub mod admin;

@@ -74,7 +74,7 @@ pub(super) fn bearer(header: &[u8]) -> Option<&[u8]> {
 }
 
 /// What needs no key: probes and scrapers have none, and what the admin token guards is asked for that instead.
-fn open(path: &str) -> bool {
+pub(super) fn open(path: &str) -> bool {
     const OPEN: [&str; 7] =
         ["/", "/metrics", "/v2/health/live", "/v2/health/ready", "/health", "/ping", "/openapi.json"];
     let control = path.starts_with("/v2/repository/") && (path.ends_with("/load") || path.ends_with("/unload"));

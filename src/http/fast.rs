@@ -21,8 +21,13 @@ pub(super) fn array<const N: usize>(
     elements: usize,
     element: impl Fn(&[u8]) -> Option<([u8; N], usize)>,
 ) -> Option<(Vec<u8>, usize)> {
-    // An element takes at least a digit and a comma: a shape alone must not make the server allocate.
-    let mut out = Vec::with_capacity(elements.min(text.len() / 2 + 1) * N);
+    // A shape alone must not make the server allocate: there is room for what the text can hold, and where that is much, for
+    // what it holds.
+    let mut room = elements.min(text.len() / 2 + 1);
+    if room > text.len() / 8 {
+        room = room.min(text.iter().filter(|&&byte| byte == b',').count() + 1);
+    }
+    let mut out = Vec::with_capacity(room * N);
     let mut left = elements;
     let mut depth = 0;
     let mut at = space(text, 0);

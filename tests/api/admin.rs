@@ -39,6 +39,11 @@ async fn change(app: &App, body: impl Into<Body>) -> Reply {
     send(app, "POST", Some(format!("Bearer {TOKEN}").as_bytes()), body).await
 }
 
+/// Routes that do nothing.
+pub(crate) fn nothing() -> Admin {
+    Admin { token: "t".to_owned(), read: Box::new(|| json!({})), change: Box::new(|_: &MemoryChange| Ok(json!({}))) }
+}
+
 /// Hooks that count how often they are called.
 fn counting(token: &str) -> (App, Arc<AtomicU32>) {
     let calls = Arc::new(AtomicU32::new(0));

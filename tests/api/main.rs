@@ -9,6 +9,7 @@ mod coding;
 mod errors;
 mod extensions;
 mod infer;
+mod openapi;
 mod predict;
 mod properties;
 mod routes;
