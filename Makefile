@@ -18,13 +18,33 @@ INSTALL = $(PYTHON) -m pip install --quiet --disable-pip-version-check --root-us
 # The server and all tests find the library by this, unless somebody named another.
 export CONCERTINA_ONNXRUNTIME ?= $(CURDIR)/$(RUNTIME)
 
-.PHONY: setup serve test test-setup test-rust test-clients bench squeeze fmt lint doc deny models
+# Packages for CPython 3.12 whatever Python is here: only the libraries in them are used.
+GPU := .setup/gpu
+GPU_PYTHON := --python-version 3.12 --implementation cp --abi cp312 --abi abi3 --abi none --platform manylinux_2_28_x86_64 \
+	--platform manylinux_2_27_x86_64 --platform manylinux2014_x86_64
+
+.PHONY: setup-gpu serve-gpu setup serve test test-setup test-rust test-clients bench squeeze fmt lint doc deny models
 
 setup: $(RUNTIME) models
 	cargo build --release --locked
 
 serve: setup
 	cargo run --quiet --release --locked -- serve $(ARGS)
+
+# The same on an NVIDIA GPU (x86_64): ONNX Runtime with CUDA, and CUDA's own libraries, about 2 GB in .setup/gpu/. The driver
+# must be there already, in a version for CUDA 13.
+setup-gpu: setup $(GPU)/.done
+
+serve-gpu: setup-gpu
+	LD_LIBRARY_PATH="$$(find $(CURDIR)/$(GPU)/nvidia -name 'lib*.so*' -printf '%h\n' | sort -u | tr '\n' ':')$$LD_LIBRARY_PATH" \
+		CONCERTINA_ONNXRUNTIME=$(CURDIR)/$(GPU)/onnxruntime/capi/libonnxruntime.so.1.31.1 \
+		cargo run --quiet --release --locked -- serve --set runtime.providers=cuda $(ARGS)
+
+$(GPU)/.done: models/requirements-gpu.txt
+	@echo "setup: installing ONNX Runtime with CUDA and CUDA's libraries"
+	rm -rf $(GPU) $(GPU).part
+	$(INSTALL) $(GPU_PYTHON) --target $(GPU).part -r $<
+	touch $(GPU).part/.done && mv $(GPU).part $(GPU)
 
 models: $(DEMO)
 

@@ -17,10 +17,12 @@ use toml::Value;
 
 mod access;
 mod address;
+mod device;
 mod memory;
 
 pub use access::{Access, TlsFiles, api_keys};
 pub use address::Grpc;
+pub use device::{Provider, Providers, Runtime};
 pub use memory::{Memory, MemoryLimit, headroom};
 
 /// A longer token of the admin routes is refused.
@@ -95,15 +97,6 @@ impl Models {
             }
         }
     }
-}
-
-/// The section `[runtime]`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Runtime {
-    /// The ONNX Runtime library; `None`: searched.
-    pub library: Option<PathBuf>,
-    /// Threads that serve HTTP; `None`: one per processor.
-    pub threads: Option<NonZeroUsize>,
 }
 
 /// The section `[http]`.
@@ -263,8 +256,7 @@ fn read(keys: &mut Keys) -> Option<Config> {
     let cache = keys.read("models.cache", cache);
     let load_at_start = keys.read("models.load_at_start", choice(&[("all", true), ("none", false)]));
     let poll_interval = keys.read("models.poll_interval", poll_interval);
-    let library = keys.read("runtime.library", text_or_empty);
-    let threads = keys.read("runtime.threads", auto_or(count(1024usize)));
+    let runtime = device::runtime(keys);
     let http = http(keys);
     let grpc = address::grpc(keys, address.as_deref());
     let model = model(keys);
@@ -301,7 +293,7 @@ fn read(keys: &mut Keys) -> Option<Config> {
             poll_interval: poll_interval?,
             cache: cache?,
         },
-        runtime: Runtime { library: library?.map(PathBuf::from), threads: threads? },
+        runtime: runtime?,
         http: http?,
         grpc: grpc?,
         model: model?,

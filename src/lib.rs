@@ -40,10 +40,15 @@
 //!
 //! # Files with `unsafe`
 //! - `src/memory/block.rs`: slices over blocks of host memory.
+//! - `src/memory/cuda.rs`, `src/memory/cuda/driver.rs`, `src/memory/cuda/stream.rs`, `src/memory/cuda/nvml.rs`: the driver of
+//!   NVIDIA GPUs and NVML, found at run time.
 //! - `src/memory/host.rs`: reserving, committing and giving back address ranges of the host.
 //! - `src/runtime/allocator.rs`: the allocator that ONNX Runtime gets, and the exception that a denial is.
+//! - `src/runtime/bound.rs`: tensors in the memory of a device, and which node runs where.
+//! - `src/runtime/cuda.rs`: handing a stream of ours to ONNX Runtime.
 //! - `src/runtime/library.rs`: setting an environment variable before any thread exists.
 //! - `load-tests/fuzz.rs`: an allocator that counts, in a program that is not part of the server.
+//! - `tests/device.rs`: losing a GPU on purpose.
 //! - `src/runtime/strings.rs`: string tensors of any bytes, through ONNX Runtime's C interface.
 
 pub mod admin;

@@ -25,6 +25,7 @@ mod arena;
 mod backing;
 mod block;
 mod cgroup;
+pub mod cuda;
 mod device;
 mod holes;
 mod host;
@@ -36,7 +37,7 @@ mod stats;
 pub use arena::{Arena, ArenaKind, ArenaOptions, Denied, Denier, NotOurs};
 pub use backing::{Backing, BackingError, Reservation};
 pub use block::Block;
-pub use device::{Device, DeviceOptions, MemoryError};
+pub use device::{Device, DeviceOptions, MemoryError, Shedder};
 pub use host::Host;
 pub use stats::{ArenaStats, Counters, LedgerStats, RunStats, Sample};
 

@@ -11,6 +11,7 @@ use crate::clock::Clock;
 use crate::config::Config;
 use crate::memory::{ArenaKind, Device};
 use crate::model::ModelSpec;
+use crate::repository::devices::Devices;
 use crate::repository::load::{Loader, observations};
 use crate::repository::{Candidate, Layout};
 use crate::runtime::{Calibration, Runtime, self_test};
@@ -58,6 +59,10 @@ pub struct Profile {
     pub free_bytes: u64,
     /// The most rows whose predicted bytes fit them; at most 1048576.
     pub fits_rows: Rows,
+    /// Sizes that a GPU plays back from a recording.
+    pub recorded: Vec<Rows>,
+    /// Why there are no more of them.
+    pub unrecorded: Option<String>,
 }
 
 /// One size.
@@ -96,21 +101,24 @@ pub fn measure(config: &Config, candidate: &Candidate, sizes: &[Rows]) -> Result
     self_test(&runtime)?;
     // Nothing is served: no worker reports.
     let (completions, _) = mpsc::channel(1);
-    let (device, clock, ids) = (server::host(config), Clock::start(), Default::default());
+    let (devices, clock, ids) = (Devices::open(config)?, Clock::start(), Default::default());
+    let device = devices.of(&candidate.settings)?.clone();
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let store = server::store(config);
-    let loader = Loader { runtime, device: device.clone(), clock, completions, cores, ids, store };
+    let loader = Loader { runtime, devices, clock, completions, cores, ids, store };
     let mut measured = loader.measure(candidate)?;
     loader.keep(candidate, &measured);
     if !sizes.is_empty() {
         loader.measure_sizes(&mut measured, sizes).map_err(|error| error.to_string())?;
     }
+    let (recorded, unrecorded) = loader.record(candidate, &mut measured)?;
     let calibration = measured
         .calibration
         .map_err(|error| format!("it does not run on synthetic rows ({error}); [warmup] in model.toml can help"))?;
     let file = ByteSize(std::fs::metadata(&candidate.file).map_or(0, |file| file.len()));
     let memory = Memory { file, weights: weights(&device), free: device.sample(clock.now()).budget };
-    Ok(Profile::new(&measured.spec, measured.layout, &calibration, memory))
+    let profile = Profile::new(&measured.spec, measured.layout, &calibration, memory);
+    Ok(Profile { recorded, unrecorded, ..profile })
 }
 
 /// Bytes that the weights of all sessions hold.
@@ -157,6 +165,8 @@ impl Profile {
             max_batch_size: calibration.ladder.last().copied().unwrap_or(1),
             free_bytes: memory.free.0,
             fits_rows: all.largest_within(memory.free, most),
+            recorded: Vec::new(),
+            unrecorded: None,
         }
     }
 

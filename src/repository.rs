@@ -4,6 +4,7 @@
 
 mod changes;
 pub mod control;
+pub mod devices;
 mod labels;
 mod layout;
 mod layouts;

@@ -5,20 +5,19 @@ mod drain;
 mod ports;
 mod secrets;
 
-use crate::batcher::Loop;
+use crate::batcher::{Control, Loop};
 use crate::clock::Clock;
 use crate::config::{Config, Log};
 use crate::grpc;
 use crate::http::{AppState, Bodies, Limits, Outcome, Phase, router};
-use crate::memory::{Backing, Device, DeviceOptions, HOST_ALIGNMENT, Host};
 use crate::metrics::Metrics;
 use crate::model::Table;
+use crate::repository::devices::Devices;
 use crate::repository::load::{Ids, Loader};
 use crate::repository::manager::Manager;
 use crate::repository::store::Store;
 use crate::runtime::{Runtime, self_test};
-use crate::sampler::sample;
-use crate::units::DeviceId;
+use crate::sampler::{Listeners, sample};
 use arc_swap::ArcSwap;
 use drain::{Parts, drain};
 use ports::{Apps, Ports};
@@ -26,7 +25,7 @@ use secrets::Secrets;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, oneshot, watch};
 use tracing_subscriber::filter::LevelFilter;
 
 /// Serves until a signal ends it.
@@ -38,10 +37,11 @@ pub fn run(config: Config) -> anyhow::Result<()> {
     let runtime = Runtime::load(config.runtime.library.as_deref())?;
     self_test(&runtime)
         .map_err(|fault| anyhow::anyhow!("the memory self-test failed, so nothing is served: {fault}"))?;
+    let devices = Devices::open(&config).map_err(anyhow::Error::msg)?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = config.runtime.threads.map_or(cores, usize::from);
     let tokio = tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build()?;
-    let drained = tokio.block_on(serve_until_signal(config, runtime, cores));
+    let drained = tokio.block_on(serve_until_signal(config, (runtime, devices), cores));
     // A model that is still loading is not waited for.
     tokio.shutdown_background();
     anyhow::ensure!(drained?, "ended before everything that was accepted had its answer");
@@ -49,7 +49,11 @@ pub fn run(config: Config) -> anyhow::Result<()> {
 }
 
 /// Returns whether everything that was accepted has had its answer.
-async fn serve_until_signal(config: Config, runtime: Runtime, cores: usize) -> anyhow::Result<bool> {
+async fn serve_until_signal(
+    config: Config,
+    (runtime, devices): (Runtime, Devices),
+    cores: usize,
+) -> anyhow::Result<bool> {
     let mut signals = Signals::new()?;
     let secrets = Secrets::read(&config)?;
     let ports = Ports::bind(&config, &secrets).await?;
@@ -61,13 +65,13 @@ async fn serve_until_signal(config: Config, runtime: Runtime, cores: usize) -> a
     let batching = tokio::spawn(batcher_loop.run());
 
     let models = Arc::new(ArcSwap::from_pointee(Table::default()));
-    let device = host(&config);
-    let sampling =
-        tokio::spawn(sample(device.clone(), clock, ends.control.clone(), Arc::clone(&ends.trim), Arc::clone(&metrics)));
-    let memory = admin::Memory { devices: vec![device.clone()], clock, look: Arc::clone(&ends.trim) };
+    let (tell, lost) = oneshot::channel();
+    let tell = Listeners { control: ends.control.clone(), metrics: Arc::clone(&metrics), lost: Some(tell) };
+    let sampling = tokio::spawn(sample(devices.all(), clock, Arc::clone(&ends.trim), tell));
+    let memory = admin::Memory { devices: devices.all(), clock, look: Arc::clone(&ends.trim) };
     let ids = Arc::new(Ids::default());
     let store = store(&config);
-    let loader = Loader { runtime, device, clock, completions: ends.completions, cores, ids, store };
+    let loader = Loader { runtime, devices, clock, completions: ends.completions, cores, ids, store };
     let (manager, controller) =
         Manager::new(loader, Arc::clone(&models), ends.control.clone(), Arc::clone(&metrics), config.clone());
     let managing = tokio::spawn(manager.run(ends.events));
@@ -89,26 +93,38 @@ async fn serve_until_signal(config: Config, runtime: Runtime, cores: usize) -> a
     let serving = tokio::spawn(ports.serve(Apps { http: app, grpc: calls }, &config, secrets.tls.clone(), phases));
     let following = tokio::spawn(secrets.follow());
 
-    let mut parts = Parts { batching, managing, sampling, following, serving };
-    tokio::select! {
-        () = signals.recv() => {}
-        part = parts.any_ends() => anyhow::bail!("{part} has ended, which it never should: ending, to be started anew"),
-    }
-    tokio::select! {
-        drained = drain(&config, &phase, &ends.control, parts) => Ok(drained),
-        () = signals.recv() => {
-            tracing::warn!("a second signal: ending at once");
-            Ok(false)
-        }
-    }
+    let parts = Parts { batching, managing, sampling, following, serving };
+    until_the_end(&config, (&phase, &ends.control), parts, (&mut signals, lost)).await
 }
 
-/// The memory of this machine, within the configured limit.
-pub(crate) fn host(config: &Config) -> Device {
-    let backing = Box::new(Host::new());
-    let (limit, headroom) = (config.memory.limit.of(backing.total_bytes()), config.memory.headroom);
-    tracing::info!(%limit, %headroom, margin = %backing.margin(), total = %backing.total_bytes(), "memory of the host");
-    Device::new(backing, DeviceOptions { id: DeviceId(0), limit, headroom, alignment: HOST_ALIGNMENT })
+/// Waits for a signal, or for what makes the process useless, and drains. Returns whether everything that was accepted has
+/// had its answer.
+async fn until_the_end(
+    config: &Config,
+    (phase, control): (&watch::Sender<Phase>, &mpsc::Sender<Control>),
+    mut parts: Parts,
+    (signals, lost): (&mut Signals, oneshot::Receiver<String>),
+) -> anyhow::Result<bool> {
+    let mut fault = None;
+    tokio::select! {
+        () = signals.recv() => {}
+        Ok(reason) = lost => {
+            tracing::error!(reason, "a GPU is lost for this process: draining, to be started anew");
+            fault = Some(reason);
+        }
+        part = parts.any_ends() => anyhow::bail!("{part} has ended, which it never should: ending, to be started anew"),
+    }
+    let drained = tokio::select! {
+        drained = drain(config, phase, control, parts) => drained,
+        () = signals.recv() => {
+            tracing::warn!("a second signal: ending at once");
+            false
+        }
+    };
+    match fault {
+        Some(reason) => anyhow::bail!("a GPU was lost ({reason}): only a new process can use it again"),
+        None => Ok(drained),
+    }
 }
 
 /// Where what was measured is kept.

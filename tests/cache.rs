@@ -5,6 +5,7 @@ mod support;
 use concertina::clock::Clock;
 use concertina::model::Settings;
 use concertina::repository::Candidate;
+use concertina::repository::devices::Devices;
 use concertina::repository::load::Loader;
 use concertina::repository::measure::Measured;
 use concertina::repository::store::Store;
@@ -17,7 +18,7 @@ use tokio::sync::mpsc;
 fn loader(folder: &Path) -> Loader {
     Loader {
         runtime: support::runtime().clone(),
-        device: support::device(),
+        devices: Devices::host_only(support::device()),
         clock: Clock::start(),
         completions: mpsc::channel(1).0,
         cores: 2,

@@ -32,7 +32,7 @@ const DIRECTIONS: [(&str, &[&str]); 20] = [
     ),
     // What stands behind the admin routes; HTTP itself does not know what memory is.
     ("admin", &["clock", "config", "http", "keys", "memory", "model", "units"]),
-    ("sampler", &["batcher", "clock", "memory", "metrics", "scheduler"]),
+    ("sampler", &["batcher", "clock", "memory", "metrics", "scheduler", "units"]),
     // Another skin over the same handle; what both say and refuse is said by HTTP's functions.
     ("grpc", &["batcher", "http", "metrics", "model", "tensor", "units"]),
     // Of the repository, the handle that loads and unloads.

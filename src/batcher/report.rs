@@ -67,7 +67,7 @@ impl Loop {
         let whole = self.clock.now().since(pending.arrived);
         if let Some(model) = self.models.get_mut(&pending.request.model.id) {
             let [gather, compute, scatter] = pending.batches;
-            model.statistics.answered(whole, Stages { gather, compute, scatter });
+            model.statistics.answered(whole, Stages { gather, compute, scatter, overlapped: false });
         }
     }
 

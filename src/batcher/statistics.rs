@@ -89,14 +89,14 @@ impl Statistics {
 
 /// Stages that together take no longer than `whole`, in the same proportions.
 fn within(whole: Duration, stages: Stages) -> Stages {
-    let total = stages.total();
+    let total = stages.gather + stages.compute + stages.scatter;
     if total <= whole {
         return stages;
     }
     let share = whole.as_secs_f64() / total.as_secs_f64();
     let (gather, scatter) = (stages.gather.mul_f64(share).min(whole), stages.scatter.mul_f64(share));
     let scatter = scatter.min(whole - gather);
-    Stages { gather, scatter, compute: whole - gather - scatter }
+    Stages { gather, scatter, compute: whole - gather - scatter, overlapped: stages.overlapped }
 }
 
 #[cfg(test)]
@@ -105,7 +105,7 @@ mod tests {
 
     fn stages(gather: u64, compute: u64, scatter: u64) -> Stages {
         let [gather, compute, scatter] = [gather, compute, scatter].map(Duration::from_millis);
-        Stages { gather, compute, scatter }
+        Stages { gather, compute, scatter, overlapped: false }
     }
 
     #[test]

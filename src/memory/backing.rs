@@ -6,6 +6,7 @@ use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::ptr::NonNull;
 
+use super::cuda::Gpu;
 use crate::units::ByteSize;
 
 /// Virtual memory of one device.
@@ -43,6 +44,11 @@ pub trait Backing: fmt::Debug + Send + Sync {
 
     /// The bytes that have to stay free for the system's own sake, on top of the headroom left to neighbours.
     fn margin(&self) -> ByteSize;
+
+    /// The GPU whose memory this is; `None` for the host.
+    fn gpu(&self) -> Option<Gpu> {
+        None
+    }
 }
 
 /// Why a device did not do what was asked.

@@ -2,10 +2,11 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::arena::{Arena, ArenaOptions, Core, Denied};
 use super::backing::{Backing, BackingError};
+use super::cuda::Gpu;
 use super::ledger::{Goal, Ledger};
 use super::policy;
 use super::space::Unplaced;
@@ -55,7 +56,16 @@ struct Inner {
     /// An arena in a run has granules that should go when it ends.
     trim_wanted: AtomicBool,
     ledger: Mutex<Ledger>,
+    gpu: Option<Gpu>,
+    /// Why nothing runs on it any more.
+    lost: OnceLock<String>,
+    /// Who gives up memory that no trim can take.
+    shedders: Mutex<Vec<Shedder>>,
 }
+
+/// Gives up memory that no trim can take, if it can be done now; whether anything was given up, or `None` if its owner has
+/// gone for good.
+pub type Shedder = Box<dyn Fn() -> Option<bool> + Send>;
 
 impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -68,6 +78,7 @@ impl Device {
     #[must_use]
     pub fn new(backing: Box<dyn Backing>, options: DeviceOptions) -> Self {
         let DeviceOptions { id, limit, headroom, alignment } = options;
+        let gpu = backing.gpu();
         let mut ledger = Ledger::new(id, backing);
         (ledger.limit, ledger.headroom) = (limit.0, headroom.0);
         let inner = Inner {
@@ -76,6 +87,9 @@ impl Device {
             latest: AtomicU64::new(0),
             trim_wanted: AtomicBool::new(false),
             ledger: Mutex::new(ledger),
+            gpu,
+            lost: OnceLock::new(),
+            shedders: Mutex::default(),
         };
         Self { inner: Arc::new(inner) }
     }
@@ -84,6 +98,45 @@ impl Device {
     #[must_use]
     pub fn id(&self) -> DeviceId {
         self.inner.id
+    }
+
+    /// The GPU that it is; `None` for the host.
+    #[must_use]
+    pub fn gpu(&self) -> Option<Gpu> {
+        self.inner.gpu
+    }
+
+    /// Says that nothing can run on it any more in this process; the first reason stays.
+    pub fn lose(&self, reason: &str) {
+        let _ = self.inner.lost.set(reason.to_owned());
+    }
+
+    /// Why nothing can run on it any more.
+    #[must_use]
+    pub fn lost(&self) -> Option<&str> {
+        self.inner.lost.get().map(String::as_str)
+    }
+
+    /// Asks `shedder` when memory is short. It is called without locks of the ledger, from any thread.
+    pub fn on_shortage(&self, shedder: Shedder) {
+        self.shedders().push(shedder);
+    }
+
+    /// Has everybody give up what no trim can take; whether anything was given up.
+    pub fn shed(&self) -> bool {
+        let mut given_up = false;
+        self.shedders().retain(|shedder| match shedder() {
+            None => false,
+            Some(some) => {
+                given_up |= some;
+                true
+            }
+        });
+        given_up
+    }
+
+    fn shedders(&self) -> MutexGuard<'_, Vec<Shedder>> {
+        self.inner.shedders.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes an arena; it holds nothing yet.
@@ -121,6 +174,13 @@ impl Device {
         self.inner.trim_wanted.store(true, Ordering::SeqCst);
         let (bytes, look_again) = ledger.trim(now);
         self.inner.trim_wanted.store(look_again, Ordering::SeqCst);
+        let short = ledger.is_short(now);
+        drop(ledger);
+        if short && self.shed() {
+            // What was given up is idle now, and no longer worth keeping.
+            let more = self.ledger().trim(now + policy::QUIET).0;
+            return ByteSize(bytes + more);
+        }
         ByteSize(bytes)
     }
 

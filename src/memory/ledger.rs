@@ -104,6 +104,12 @@ impl Ledger {
         (bytes, plan.look_again)
     }
 
+    /// Whether more is wanted back than all granules that could go, those of runs included.
+    pub(super) fn is_short(&self, now: Instant) -> bool {
+        let missing = self.balance().missing(0);
+        missing > 0 && missing > self.tails(None, now).iter().map(Tail::bytes).sum()
+    }
+
     /// What a scheduler needs to know.
     pub(super) fn sample(&self) -> Sample {
         let granularity = self.backing.granularity();

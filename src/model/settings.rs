@@ -1,8 +1,10 @@
 //! model.toml: what a person may say about a model. Everything has a default: the `[model]` section of the server's
 //! configuration, whose own defaults are in config/concertina.toml.
 
+mod placement;
 mod read;
 
+pub use placement::{Instances, Place};
 pub use read::DEFAULTS;
 
 use crate::keys::{Keys, Origin};
@@ -19,6 +21,8 @@ pub struct Settings {
     pub batch_axis: BatchAxis,
     /// Worker threads with a session each. `None`: the server chooses.
     pub instances: Option<NonZeroU32>,
+    /// The device that they are on. `None`: the preferred one.
+    pub place: Option<Place>,
     /// Threads that one instance computes with on a CPU. `None`: the server chooses.
     pub intra_op_threads: Option<NonZeroU32>,
     /// The most rows in one batch. `None`: found while loading.
@@ -49,6 +53,22 @@ pub struct Settings {
     pub version_labels: BTreeMap<String, u64>,
     /// What the elements of an output mean, by the output's name.
     pub labels: BTreeMap<String, Labels>,
+    /// Whether runs on a GPU are recorded once and then played back.
+    pub cuda_graph: CudaGraph,
+    /// Options of ONNX Runtime's CUDA provider, by its names.
+    pub cuda: BTreeMap<String, String>,
+}
+
+/// The key `cuda_graph`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CudaGraph {
+    /// Where it is faster.
+    #[default]
+    Auto,
+    /// Wherever it can be done.
+    On,
+    /// Never.
+    Off,
 }
 
 /// The key `batch_axis`.

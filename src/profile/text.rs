@@ -21,6 +21,9 @@ pub(super) fn render(profile: &Profile) -> String {
     line("weights", format!("{weights} in the ledger, of a file of {file}"));
     line("knee", knee(profile));
     line("memory", memory(profile));
+    if !profile.recorded.is_empty() || profile.unrecorded.is_some() {
+        line("recorded", recorded(profile));
+    }
     if let Some(reason) = &profile.cut_short {
         line("stopped", reason.clone());
     }
@@ -31,6 +34,12 @@ pub(super) fn render(profile: &Profile) -> String {
 
 fn count(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
+fn recorded(profile: &Profile) -> String {
+    let sizes: Vec<String> = profile.recorded.iter().map(ToString::to_string).collect();
+    let sizes = if sizes.is_empty() { "none".to_owned() } else { format!("{} rows", sizes.join(", ")) };
+    profile.unrecorded.as_ref().map_or_else(|| sizes.clone(), |reason| format!("{sizes} ({reason})"))
 }
 
 fn knee(profile: &Profile) -> String {

@@ -1,16 +1,18 @@
 //! Loading one model: what was measured becomes a plan and workers. Blocking.
 
 use super::Candidate;
-use super::layouts::Layout;
+use super::devices::Devices;
+use super::layouts::{Layout, layouts};
 use super::measure::Measured;
 use super::store::Store;
 use crate::batcher::{ModelLoad, Sample};
 use crate::clock::Clock;
-use crate::memory::Device;
 use crate::model::ModelSpec;
 use crate::model::derive::Derived;
+use crate::model::settings::CudaGraph;
 use crate::runtime::calibrate::{self, Calibration};
-use crate::runtime::{Arenas, Completion, Runtime, Session, SessionOptions, Worker, WorkerHandle};
+use crate::runtime::worker::Recorded;
+use crate::runtime::{Arenas, Completion, Plan, Recipe, Runtime, Session, SessionOptions, Worker, WorkerHandle};
 use crate::scheduler::{ModelPlan, Observation};
 use crate::units::{ClassId, DeviceId, InstanceId, ModelId, Rows};
 use std::num::NonZeroU32;
@@ -27,7 +29,7 @@ pub struct Loader {
     /// The library.
     pub runtime: Runtime,
     /// Whose memory models live in.
-    pub device: Device,
+    pub devices: Devices,
     /// Times the calibration.
     pub clock: Clock,
     /// Where workers report.
@@ -54,17 +56,69 @@ impl Loader {
     /// # Errors
     /// Why it cannot be served, in words for the operator.
     pub fn load(&self, candidate: &Candidate) -> Result<ModelLoad, String> {
-        super::room::check(&candidate.file, &self.device)?;
-        self.finish(self.recall(candidate)?)
+        super::room::check(&candidate.file, self.devices.of(&candidate.settings)?)?;
+        self.finish(candidate, self.recall(candidate)?)
     }
 
     pub(super) fn session(&self, candidate: &Candidate, layout: Layout) -> Result<Session, String> {
         let options = SessionOptions { intra_op_threads: layout.threads, optimize: true };
         let label =
             format!("{}/{}/{}", candidate.name, candidate.version, self.ids.sessions.fetch_add(1, Ordering::Relaxed));
-        let arenas = Arenas::new(&self.device, &label, candidate.settings.default_priority);
+        let device = self.devices.of(&candidate.settings)?;
+        if let Some(reason) = device.lost() {
+            return Err(format!("its device is lost: {reason}"));
+        }
+        let arenas = Arenas::new(device, &label, candidate.settings.default_priority);
         let arenas = arenas.map_err(|error| error.to_string())?;
-        Session::load(&self.runtime, &candidate.file, options, arenas)
+        let cuda = self.devices.cuda_options(device, candidate)?;
+        Session::load_with(&self.runtime, &candidate.file, options, (arenas, &cuda))
+    }
+
+    /// What is to be recorded of a model, for a session that has a GPU.
+    fn recording(&self, candidate: &Candidate, calibration: &Calibration) -> Result<Option<Plan>, String> {
+        let settings = &candidate.settings;
+        let device = self.devices.of(settings)?;
+        if device.gpu().is_none() || settings.cuda_graph == CudaGraph::Off {
+            return Ok(None);
+        }
+        let number = self.ids.sessions.fetch_add(1, Ordering::Relaxed);
+        let label = format!("{}/{}/{number}", candidate.name, candidate.version);
+        let cuda = self.devices.cuda_options(device, candidate)?;
+        let recipe = Recipe::new(&self.runtime, &candidate.file, cuda, (device, &label, settings.default_priority))?;
+        let (sizes, integers) = (calibration.ladder.clone(), calibration.integers);
+        Ok(Some(Plan { recipe, sizes, mode: settings.cuda_graph, integers }))
+    }
+
+    /// The layouts of a model to choose from, the preferred one first. A GPU computes one run at a time well enough.
+    pub(super) fn layouts(&self, candidate: &Candidate) -> Result<Vec<Layout>, String> {
+        let settings = &candidate.settings;
+        if self.devices.of(settings)?.gpu().is_none() {
+            return Ok(layouts(settings, self.cores));
+        }
+        let whole = |value: Option<std::num::NonZeroU32>| value.map_or(1, |value| value.get() as usize);
+        Ok(vec![Layout { instances: whole(settings.instances), threads: whole(settings.intra_op_threads) }])
+    }
+
+    /// Records what the server would, with the first session of a measured model, on this thread. Answers the sizes, and why
+    /// there are no more.
+    ///
+    /// # Errors
+    /// If the device has no room for it at all.
+    pub fn record(
+        &self,
+        candidate: &Candidate,
+        measured: &mut Measured,
+    ) -> Result<(Vec<Rows>, Option<String>), String> {
+        let (Ok(calibration), Some(session)) = (&mut measured.calibration, measured.sessions.first_mut()) else {
+            return Ok(Default::default());
+        };
+        let Some(plan) = self.recording(candidate, calibration)? else { return Ok(Default::default()) };
+        session.set_spec(Arc::new(measured.spec.clone()));
+        session.plan_recording(plan);
+        for (rows, took) in session.record(self.clock) {
+            calibration.note_recorded(rows, took);
+        }
+        Ok((session.recorded(), session.unrecorded().map(str::to_owned)))
     }
 
     pub(super) fn spec(&self, candidate: &Candidate, session: &Session, derived: Derived) -> ModelSpec {
@@ -81,8 +135,8 @@ impl Loader {
         }
     }
 
-    fn finish(&self, measured: Measured) -> Result<ModelLoad, String> {
-        let Measured { mut spec, layout, sessions, calibration } = measured;
+    fn finish(&self, candidate: &Candidate, measured: Measured) -> Result<ModelLoad, String> {
+        let Measured { mut spec, layout, sessions, mut calibration } = measured;
         let ladder = match &calibration {
             Ok(calibration) => calibration.ladder.clone(),
             Err(_) if spec.batch_axis.is_none() => vec![1],
@@ -93,10 +147,21 @@ impl Loader {
         spec.settings.instances = NonZeroU32::new(u32::try_from(sessions.len()).unwrap_or(1));
         spec.settings.intra_op_threads = u32::try_from(layout.threads).ok().and_then(NonZeroU32::new);
         let spec = Arc::new(spec);
-        let mut workers = Vec::new();
+        let (mut workers, mut recorded) = (Vec::new(), Vec::new());
         for mut session in sessions {
             session.set_spec(Arc::clone(&spec));
-            workers.push(self.worker(session, spec.settings.pipeline)?);
+            if let Ok(calibration) = &calibration
+                && let Some(plan) = self.recording(candidate, calibration)?
+            {
+                session.plan_recording(plan);
+            }
+            let (worker, recording) = self.worker(session, spec.settings.pipeline)?;
+            workers.push(worker);
+            recorded.push(recording);
+        }
+        // Recorded by the threads that will play; nothing is served before they are through.
+        for (rows, took) in recorded.into_iter().filter_map(|recorded| recorded.recv().ok()).flatten() {
+            calibration.iter_mut().for_each(|calibration| calibration.note_recorded(rows, took));
         }
         tracing::info!(
             model = spec.name,
@@ -109,22 +174,22 @@ impl Loader {
             from_cache = calibration.as_ref().is_ok_and(|calibration| calibration.from_cache),
             "model is loaded"
         );
-        let plan = plan(&spec, &workers, ladder);
+        let plan = plan(&spec, (&workers, self.devices.of(&spec.settings)?.id()), ladder);
         Ok(ModelLoad { plan, workers, samples: calibration.as_ref().map(samples).unwrap_or_default(), spec })
     }
 
-    fn worker(&self, session: Session, pipeline: u32) -> Result<WorkerHandle, String> {
+    fn worker(&self, session: Session, pipeline: u32) -> Result<(WorkerHandle, Recorded), String> {
         let instance = InstanceId(self.ids.instances.fetch_add(1, Ordering::Relaxed));
         let worker = Worker { instance, session, completions: self.completions.clone(), clock: self.clock };
-        worker.spawn(pipeline as usize).map_err(|error| format!("its thread cannot be started: {error}"))
+        worker.spawn_recording(pipeline as usize).map_err(|error| format!("its thread cannot be started: {error}"))
     }
 }
 
-fn plan(spec: &ModelSpec, workers: &[WorkerHandle], ladder: Vec<Rows>) -> ModelPlan {
+fn plan(spec: &ModelSpec, (workers, device): (&[WorkerHandle], DeviceId), ladder: Vec<Rows>) -> ModelPlan {
     let settings = &spec.settings;
     ModelPlan {
         model: spec.id,
-        device: DeviceId(0),
+        device,
         instances: workers.iter().map(|worker| worker.instance).collect(),
         ladder,
         round_up: false,

@@ -1,7 +1,7 @@
 //! Measuring one model before it serves: session, axes, calibration, the layout of instances and threads. Blocking.
 
 use super::Candidate;
-use super::layouts::{Contest, Layout, best, layouts, rate};
+use super::layouts::{Contest, Layout, best, rate};
 use super::load::Loader;
 use crate::model::ModelSpec;
 use crate::model::derive::derive;
@@ -38,7 +38,7 @@ impl Loader {
     /// # Errors
     /// Why it cannot be served, in words for the operator.
     pub fn measure(&self, candidate: &Candidate) -> Result<Measured, String> {
-        let layouts = layouts(&candidate.settings, self.cores);
+        let layouts = self.layouts(candidate)?;
         let mut fewer = self.measure_first(candidate, layouts[0])?;
         let small = std::fs::metadata(&candidate.file).is_ok_and(|file| file.len() <= MAX_FILE_TO_TRY_INSTANCES);
         // Contests may take as long as one calibration, all of them together.

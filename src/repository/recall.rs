@@ -1,7 +1,7 @@
 //! Starting with what an earlier start has measured. Blocking.
 
 use super::Candidate;
-use super::layouts::{Layout, layouts};
+use super::layouts::Layout;
 use super::load::Loader;
 use super::measure::{Measured, at_once};
 use super::store::{Entry, Key, Machine, Stored, digest, fill_of, ignored};
@@ -48,13 +48,17 @@ impl Loader {
             return None;
         }
         let machine = Machine::here(self.runtime.build_info(), self.cores);
-        Some(Key::new(digest(&candidate.file).ok()?, machine, &candidate.settings))
+        let key = Key::new(digest(&candidate.file).ok()?, machine, &candidate.settings);
+        Some(match self.devices.of(&candidate.settings).ok()?.gpu() {
+            Some(gpu) => key.on(&gpu.name(), &candidate.settings.cuda),
+            None => key,
+        })
     }
 
     /// Loads in the layout that was chosen, and has each session run the smallest and the largest size once.
     fn restore(&self, candidate: &Candidate, stored: &Stored) -> Result<Measured, String> {
         let Layout { instances, threads } = stored.layout;
-        if !layouts(&candidate.settings, self.cores).contains(&stored.layout) {
+        if !self.layouts(candidate)?.contains(&stored.layout) {
             return Err(format!("{instances} instances with {threads} threads are not to choose from"));
         }
         let first = self.session(candidate, stored.layout)?;

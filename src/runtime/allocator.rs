@@ -92,8 +92,7 @@ impl SessionAllocator {
     /// If the C++ runtime has no way to throw.
     pub(super) fn new(arenas: Arenas) -> Result<Self, String> {
         find_thrower()?;
-        let info = MemoryInfo::new(AllocationDevice::CPU, 0, AllocatorType::Device, MemoryType::Default)
-            .map_err(|error| error.message().to_owned())?;
+        let info = memory_info(arenas.run.device())?;
         // SAFETY: plain data whose optional functions are absent; the ones that ONNX Runtime needs are set below.
         let mut base = unsafe { OrtAllocator::default() };
         // SAFETY: the signatures differ only in their licence to unwind, which the caller, being C++, can take: ONNX
@@ -144,6 +143,11 @@ impl SessionAllocator {
         self.shared.arenas.weights.stats().last_denied
     }
 
+    /// Calls that were denied so far.
+    pub(super) fn denials(&self) -> u64 {
+        self.shared.arenas.weights.stats().denied + self.shared.arenas.run.stats().denied
+    }
+
     /// The last allocation of a run that was denied.
     pub(super) fn last_denied(&self) -> Option<Denied> {
         self.shared.arenas.run.stats().last_denied
@@ -154,6 +158,17 @@ impl SessionAllocator {
         self.shared.running.store(false, Ordering::Release);
         self.shared.arenas.run.end_run(now)
     }
+}
+
+/// ONNX Runtime's name for the memory of a device.
+///
+/// # Errors
+/// ONNX Runtime's text.
+pub(super) fn memory_info(device: &Device) -> Result<MemoryInfo<'static>, String> {
+    let (kind, ordinal) =
+        device.gpu().map_or((AllocationDevice::CPU, 0), |gpu| (AllocationDevice::CUDA, gpu.ordinal()));
+    MemoryInfo::new(kind, ordinal, AllocatorType::Device, MemoryType::Default)
+        .map_err(|error| error.message().to_owned())
 }
 
 type Allocate = unsafe extern "C-unwind" fn(*mut OrtAllocator, usize) -> *mut c_void;

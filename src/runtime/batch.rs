@@ -54,13 +54,16 @@ pub struct Stages {
     pub compute: Duration,
     /// Rows copied out of the batch's outputs.
     pub scatter: Duration,
+    /// Whether the device computed one batch while the host gathered and scattered others.
+    pub overlapped: bool,
 }
 
 impl Stages {
     /// How long the instance was busy.
     #[must_use]
     pub fn total(&self) -> Duration {
-        self.gather + self.compute + self.scatter
+        let host = self.gather + self.scatter;
+        if self.overlapped { self.compute.max(host) } else { host + self.compute }
     }
 }
 

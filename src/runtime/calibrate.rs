@@ -54,6 +54,13 @@ pub struct Calibration {
     pub from_cache: bool,
 }
 
+impl Calibration {
+    /// Takes note that a size is recorded and runs so long now.
+    pub fn note_recorded(&mut self, rows: Rows, took: Duration) {
+        self.measured.iter_mut().filter(|entry| entry.rows == rows).for_each(|entry| entry.duration = took);
+    }
+}
+
 /// Why a model cannot be calibrated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CalibrationError {
@@ -169,6 +176,25 @@ pub fn repeat(
 ) -> Result<Duration, RunError> {
     let mut run = Runner { session, spec, clock, integers };
     (0..times).map(|_| run.run(size).map(|(took, _)| took)).sum()
+}
+
+/// Runs one size so many times and answers how long the fastest took, and its bytes.
+///
+/// # Errors
+/// If one of them fails.
+pub(super) fn fastest(
+    session: &mut Session,
+    spec: &Arc<ModelSpec>,
+    (size, times): (Rows, u32),
+    (integers, clock): (Fill, Clock),
+) -> Result<(Duration, ByteSize), RunError> {
+    let mut run = Runner { session, spec, clock, integers };
+    let mut best = (Duration::MAX, ByteSize::ZERO);
+    for _ in 0..times {
+        let (took, bytes) = run.run(size)?;
+        best = (best.0.min(took), bytes);
+    }
+    Ok(best)
 }
 
 /// What holds for two sessions that were measured at once: the sizes that both reached, each as slow as the slower one.

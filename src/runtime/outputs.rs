@@ -9,7 +9,7 @@ use crate::memory::{Arena, Denied};
 use crate::model::{ModelSpec, TensorSpec};
 use crate::tensor::rows::{self, RowLayout};
 use crate::tensor::{Chunks, Shape, Tensor};
-use crate::units::ByteSize;
+use crate::units::{ByteSize, Rows};
 use bytes::Bytes;
 use ort::session::SessionOutputs;
 use std::ops::Range;
@@ -17,13 +17,40 @@ use std::ops::Range;
 /// Outputs smaller than this lie on the heap: an arena has nothing to give back for less than a page.
 const SMALLEST_BLOCK: usize = 4096;
 
+/// The shape of an output and its bytes.
+pub(super) type Produced<'a> = (Shape, OutputBytes<'a>);
+
+/// Which outputs somebody wants, and how many rows they must have.
+#[derive(Debug)]
+pub(super) struct Wanted {
+    outputs: Vec<bool>,
+    rows: Rows,
+}
+
+impl Wanted {
+    pub(super) fn of(spec: &ModelSpec, batch: &Batch, rows: Rows) -> Self {
+        let mut outputs = vec![false; spec.outputs.len()];
+        batch.parts.iter().flat_map(|part| &part.request.outputs).for_each(|&index| outputs[index] = true);
+        Self { outputs, rows }
+    }
+
+    pub(super) fn outputs(&self) -> impl Iterator<Item = bool> + '_ {
+        self.outputs.iter().copied()
+    }
+
+    pub(super) fn rows(&self) -> Rows {
+        self.rows
+    }
+}
+
 /// The memory that outputs are scattered into.
 ///
 /// What a run counts is all outputs of all its rows, whoever wants them: so equal shapes need equal bytes, and no prediction
 /// depends on what the next client asks for.
 #[derive(Debug)]
 pub(super) struct Outputs {
-    arena: Arena,
+    /// `None`: the heap.
+    arena: Option<Arena>,
     /// Bytes of the outputs of the run that was scattered last.
     produced: u64,
     /// The largest part of a run's bytes that ever was its outputs.
@@ -31,7 +58,7 @@ pub(super) struct Outputs {
 }
 
 impl Outputs {
-    pub(super) fn new(arena: Arena) -> Self {
+    pub(super) fn new(arena: Option<Arena>) -> Self {
         Self { arena, produced: 0, most: 0.0 }
     }
 
@@ -51,20 +78,28 @@ impl Outputs {
     /// For each part of the batch the wanted outputs in the wanted order.
     pub(super) fn scatter(
         &mut self,
-        spec: &ModelSpec,
-        batch: &Batch,
+        (spec, batch): (&ModelSpec, &Batch),
+        wanted: &Wanted,
         outputs: &SessionOutputs<'_>,
     ) -> Result<Vec<Vec<Tensor>>, RunError> {
-        let mut wanted = vec![false; spec.outputs.len()];
-        batch.parts.iter().flat_map(|part| &part.request.outputs).for_each(|&index| wanted[index] = true);
-        let mut produced: Vec<Option<(Shape, OutputBytes<'_>)>> = Vec::with_capacity(spec.outputs.len());
-        for (output, wanted) in spec.outputs.iter().zip(wanted) {
+        let mut produced: Vec<Option<Produced<'_>>> = Vec::with_capacity(spec.outputs.len());
+        for (output, is_wanted) in spec.outputs.iter().zip(wanted.outputs()) {
             // Strings have no size of their own until they are read.
-            let seen = wanted || output.datatype.size().is_some();
-            let found = if seen { Some(look_into(spec, batch, output, outputs)?) } else { None };
+            let seen = is_wanted || output.datatype.size().is_some();
+            let found = if seen { Some(look_into(spec, wanted.rows(), output, outputs)?) } else { None };
             self.produced += found.as_ref().map_or(0, |(_, bytes)| bytes.size() as u64);
             produced.push(found);
         }
+        self.give_out(spec, batch, &produced)
+    }
+
+    /// The same, of outputs that have been looked into.
+    pub(super) fn give_out(
+        &self,
+        spec: &ModelSpec,
+        batch: &Batch,
+        produced: &[Option<Produced<'_>>],
+    ) -> Result<Vec<Vec<Tensor>>, RunError> {
         let mut start = 0;
         let mut parts = Vec::with_capacity(batch.parts.len());
         for part in &batch.parts {
@@ -111,12 +146,12 @@ impl Outputs {
     }
 
     fn fill(&self, len: usize, write: impl FnOnce(&mut [u8])) -> Result<Chunks, Denied> {
-        if len < SMALLEST_BLOCK {
+        let Some(arena) = self.arena.as_ref().filter(|_| len >= SMALLEST_BLOCK) else {
             let mut bytes = vec![0; len];
             write(&mut bytes);
             return Ok(bytes.into());
-        }
-        let mut block = self.arena.block(len)?;
+        };
+        let mut block = arena.block(len)?;
         write(block.as_mut_slice());
         Ok(Bytes::from_owner(block).into())
     }
@@ -124,7 +159,7 @@ impl Outputs {
 
 fn look_into<'a>(
     spec: &ModelSpec,
-    batch: &Batch,
+    rows: Rows,
     output: &TensorSpec,
     outputs: &'a SessionOutputs<'_>,
 ) -> Result<(Shape, OutputBytes<'a>), RunError> {
@@ -134,11 +169,17 @@ fn look_into<'a>(
         RunError::Model(text) => fault(text),
         other => other,
     })?;
-    if let Some(axis) = spec.batch_axis {
-        let rows = batch.padded_rows as usize;
-        if shape.get(axis) != Some(&rows) {
-            return Err(fault(format!("its shape is {shape:?}, expected {rows} rows on axis {axis}")));
-        }
-    }
+    check_rows(spec, output, &shape, rows)?;
     Ok((shape, bytes))
+}
+
+/// A run of so many rows gives as many back.
+pub(super) fn check_rows(spec: &ModelSpec, output: &TensorSpec, shape: &Shape, rows: Rows) -> Result<(), RunError> {
+    match spec.batch_axis.filter(|axis| shape.get(*axis) != Some(&(rows as usize))) {
+        Some(axis) => Err(RunError::Model(format!(
+            "output '{}': its shape is {shape:?}, expected {rows} rows on axis {axis}",
+            output.name
+        ))),
+        None => Ok(()),
+    }
 }

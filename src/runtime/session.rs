@@ -1,18 +1,24 @@
-//! One session: a model's graph ready to run, and the buffers that its batches are gathered into.
+//! One session: a model's graph ready to run, and the buffers that its batches are gathered into. How it runs on a GPU is in
+//! `flight`.
 
 use super::allocator::{Arenas, SessionAllocator};
 use super::batch::Stages;
+use super::cuda::{self, CudaOptions};
 use super::element;
-use super::outputs::Outputs;
+use super::flight::Plan;
+use super::graphs::Graphs;
+use super::inputs::{Buffer, InArena, gather_input};
+use super::lanes::Lanes;
+use super::outputs::{Outputs, Wanted};
+use super::weights::Weights;
 use super::{Batch, RunError, Runtime};
 use crate::clock::Clock;
-use crate::memory::{Arena, Block, Denied, Device, DeviceOptions, HOST_ALIGNMENT, Host};
+use crate::memory::cuda::Stream;
+use crate::memory::{Arena, Denied, Device, DeviceOptions, HOST_ALIGNMENT, Host};
 use crate::model::spec::{Side, Unsupported};
 use crate::model::{Dim, Graph, ModelSpec, TensorSpec};
-use crate::tensor::rows::{self, RowCopy, RowLayout};
-use crate::tensor::{Shape, Tensor};
-use crate::units::{ByteSize, DeviceId};
-use bytes::Bytes;
+use crate::tensor::Tensor;
+use crate::units::{ByteSize, DeviceId, Instant};
 use ort::session::SessionInputValue;
 use ort::session::builder::{AutoDevicePolicy, GraphOptimizationLevel, SessionBuilder};
 use ort::value::ValueType;
@@ -33,14 +39,23 @@ pub struct SessionOptions {
 #[derive(Debug)]
 pub struct Session {
     // Declared before the allocator, so that it is dropped first.
-    inner: ort::session::Session,
+    pub(super) inner: ort::session::Session,
+    /// The ways to a GPU; `None` on the host.
+    pub(super) lanes: Option<Lanes>,
+    pub(super) graphs: Arc<Graphs>,
+    pub(super) plan: Option<Plan>,
+    pub(super) unrecorded: Option<String>,
+    /// Since when there has been room for what was dropped.
+    pub(super) roomy_since: Option<Instant>,
     graph: Graph,
-    spec: Option<Arc<ModelSpec>>,
+    pub(super) spec: Option<Arc<ModelSpec>>,
     buffers: Vec<Buffer>,
-    outputs: Outputs,
-    arena: Arena,
-    allocator: SessionAllocator,
+    pub(super) outputs: Outputs,
+    pub(super) arena: Arena,
+    pub(super) allocator: SessionAllocator,
     runs: u64,
+    // After the session, which reads them.
+    _weights: Option<Arc<Weights>>,
 }
 
 /// What a run gave and took.
@@ -60,7 +75,20 @@ impl Session {
     /// # Errors
     /// ONNX Runtime's text if it refuses the file.
     pub fn load(runtime: &Runtime, path: &Path, options: SessionOptions, arenas: Arenas) -> Result<Self, String> {
-        Self::build(runtime, options, arenas, |mut builder| builder.commit_from_file(path))
+        Self::load_with(runtime, path, options, (arenas, &CudaOptions::default()))
+    }
+
+    /// As [`Session::load`], with the options of the provider that the device of the arenas asks for.
+    ///
+    /// # Errors
+    /// As [`Session::load`], and if the provider cannot be had: nothing runs on the CPU instead.
+    pub fn load_with(
+        runtime: &Runtime,
+        path: &Path,
+        options: SessionOptions,
+        (arenas, cuda): (Arenas, &CudaOptions),
+    ) -> Result<Self, String> {
+        Self::build(runtime, options, (arenas, cuda), |mut builder| builder.commit_from_file(path))
     }
 
     /// Loads a model from its bytes. As [`Session::load`].
@@ -73,19 +101,21 @@ impl Session {
         options: SessionOptions,
         arenas: Arenas,
     ) -> Result<Self, String> {
-        Self::build(runtime, options, arenas, |mut builder| builder.commit_from_memory(model))
+        Self::build(runtime, options, (arenas, &CudaOptions::default()), |mut builder| {
+            builder.commit_from_memory(model)
+        })
     }
 
     fn build(
         runtime: &Runtime,
         options: SessionOptions,
-        arenas: Arenas,
-        commit: impl FnOnce(SessionBuilder) -> ort::Result<ort::session::Session>,
+        (arenas, cuda): (Arenas, &CudaOptions),
+        commit: impl Fn(SessionBuilder) -> ort::Result<ort::session::Session>,
     ) -> Result<Self, String> {
+        let stream = stream_for(&arenas)?;
         let level = if options.optimize { GraphOptimizationLevel::All } else { GraphOptimizationLevel::Disable };
-        let build = || -> ort::Result<ort::session::Session> {
+        let build = |cuda: &CudaOptions| -> ort::Result<ort::session::Session> {
             let builder = ort::session::Session::builder(&runtime.environment)?
-                .with_auto_device(AutoDevicePolicy::PreferCPU)?
                 .with_optimization_level(level)?
                 .with_intra_threads(options.intra_op_threads)?
                 .with_inter_threads(1)?
@@ -95,17 +125,49 @@ impl Session {
                 .with_memory_pattern(false)?
                 .with_env_allocators()?
                 .with_device_allocated_initializers()?;
-            commit(builder)
+            commit(match &stream {
+                Some(stream) => cuda::with_providers(builder, stream, cuda, false)?,
+                None => builder.with_auto_device(AutoDevicePolicy::PreferCPU)?,
+            })
         };
         let arena = arenas.buffers.clone();
         let allocator = SessionAllocator::new(arenas)?;
-        let inner = allocator.bind(runtime, build).map_err(|text| match allocator.denied_while_loading() {
+        let mut weights = cuda.weights.clone();
+        let mut inner = allocator.bind(runtime, || build(cuda));
+        if let (Err(reason), true) = (&inner, weights.is_some() && allocator.denials() == 0) {
+            tracing::warn!(reason, "the session does not take shared weights, so it gets its own");
+            weights = None;
+            inner = allocator.bind(runtime, || build(&CudaOptions { weights: None, ..cuda.clone() }));
+        }
+        let inner = inner.map_err(|text| match allocator.denied_while_loading() {
             Some(denied) => format!("its weights do not fit: {denied}"),
             None => text,
         })?;
         let graph = graph_of(&inner);
         let buffers = graph.inputs.iter().map(|_| Buffer::default()).collect();
-        Ok(Self { inner, graph, spec: None, buffers, outputs: Outputs::new(arena.clone()), arena, allocator, runs: 0 })
+        if stream.is_some() {
+            cuda::report(&arena.stats().label, &inner);
+        }
+        // What goes out from a GPU lies in memory of the host, which this ledger does not count.
+        let outputs = Outputs::new(stream.is_none().then(|| arena.clone()));
+        let lanes = stream.map(|stream| Lanes::new(&inner, &graph, stream)).transpose()?;
+        let (graphs, plan) = (Arc::default(), None);
+        Ok(Self {
+            inner,
+            lanes,
+            graphs,
+            plan,
+            unrecorded: None,
+            roomy_since: None,
+            _weights: weights,
+            graph,
+            spec: None,
+            buffers,
+            outputs,
+            arena,
+            allocator,
+            runs: 0,
+        })
     }
 
     /// What the file says of itself.
@@ -128,6 +190,9 @@ impl Session {
     /// Gathers a batch, runs it, and scatters the outputs. The batch's predicted bytes are committed before anything runs.
     pub fn run(&mut self, batch: &Batch, clock: Clock) -> Ran {
         self.runs += 1;
+        if self.lanes.is_some() {
+            return self.run_on_device(batch, clock);
+        }
         let mut stages = Stages::default();
         let ensured = self.allocator.begin_run(clock.now(), self.outputs.begin(batch.bytes));
         let result = match ensured {
@@ -146,7 +211,7 @@ impl Session {
 
     /// What a denial during a run means: a shortage passes, but not if rows that cannot be divided any further want more than
     /// the whole device. Those would only be tried again and again.
-    fn shortage(&self, batch: &Batch, message: String) -> RunError {
+    pub(super) fn shortage(&self, batch: &Batch, message: String) -> RunError {
         let total = self.arena.device().stats().total;
         let indivisible = batch.padded_rows == 1;
         match self.allocator.last_denied().filter(|denied| indivisible && denied.wanted > total) {
@@ -162,8 +227,8 @@ impl Session {
         let started = clock.now();
         let mut shapes = Vec::with_capacity(spec.inputs.len());
         for (index, buffer) in self.buffers.iter_mut().enumerate() {
-            let shape = gather_input(&spec, batch, index, (buffer, &self.arena));
-            shapes.push(shape.map_err(|denied| out_of_memory(&denied))?);
+            let mut target = InArena { buffer, arena: &self.arena };
+            shapes.push(gather_input(&spec, (batch, batch.padded_rows), index, &mut target)?);
         }
         let gathered = clock.now();
         stages.gather = gathered.since(started);
@@ -178,7 +243,8 @@ impl Session {
         let computed = clock.now();
         stages.compute = computed.since(gathered);
 
-        let scattered = self.outputs.scatter(&spec, batch, &outputs)?;
+        let wanted = Wanted::of(&spec, batch, batch.padded_rows);
+        let scattered = self.outputs.scatter((&spec, batch), &wanted, &outputs)?;
         stages.scatter = clock.now().since(computed);
         Ok(scattered)
     }
@@ -202,99 +268,19 @@ pub fn describe(library: Option<&Path>, file: &Path) -> Result<Graph, String> {
     Ok(session.graph)
 }
 
-/// The memory that one input is gathered into, aligned for every datatype and kept between runs.
-#[derive(Debug, Default)]
-struct Buffer {
-    block: Option<Block>,
-    len: usize,
-}
-
-impl Buffer {
-    fn bytes(&self) -> &[u8] {
-        self.block.as_ref().map_or(&[], |block| &block.as_slice()[..self.len])
-    }
-
-    fn resized(&mut self, len: usize, arena: &Arena) -> Result<&mut [u8], Denied> {
-        if self.block.as_ref().is_none_or(|block| block.len() < len) {
-            // The old one goes first: there may be room for one of them only.
-            self.block = None;
-            self.len = 0;
-            self.block = Some(arena.block(len)?);
-        }
-        self.len = len;
-        Ok(self.block.as_mut().map_or(&mut [], |block| &mut block.as_mut_slice()[..len]))
-    }
-}
-
-/// Fills the buffer of one input and returns the batch's shape of it.
-fn gather_input(
-    spec: &ModelSpec,
-    batch: &Batch,
-    index: usize,
-    (buffer, arena): (&mut Buffer, &Arena),
-) -> Result<Shape, Denied> {
-    let first = &batch.parts[0].request.inputs[index];
-    let mut shape = first.shape.clone();
-    if let Some(axis) = spec.batch_axis {
-        shape[axis] = batch.padded_rows as usize;
-    }
-    let into = RowLayout::new(&shape, spec.batch_axis);
-    let Some(element) = spec.inputs[index].datatype.size() else {
-        let strings = gather_strings(spec, batch, index);
-        buffer.resized(strings.len(), arena)?.copy_from_slice(&strings);
-        return Ok(shape);
-    };
-    let bytes = buffer.resized(into.elements() * element, arena)?;
-    for (copy, part) in copies(batch) {
-        let source = &part.request.inputs[index];
-        rows::gather((&source.data, RowLayout::new(&source.shape, spec.batch_axis)), (bytes, into), element, copy);
-    }
-    Ok(shape)
-}
-
-/// Strings are few and short beside a model's work: they are taken apart and written again.
-fn gather_strings(spec: &ModelSpec, batch: &Batch, index: usize) -> Vec<u8> {
-    let sources: Vec<(RowCopy, RowLayout, Vec<Bytes>)> = copies(batch)
-        .map(|(copy, part)| {
-            let source = &part.request.inputs[index];
-            let layout = RowLayout::new(&source.shape, spec.batch_axis);
-            (copy, layout, rows::string_elements(&source.data.to_contiguous()).unwrap_or_default())
-        })
-        .collect();
-    let outer = sources.first().map_or(0, |(_, layout, _)| layout.outer);
-    let mut out = Vec::new();
-    for slice in 0..outer {
-        for (copy, layout, elements) in &sources {
-            let base = slice * layout.rows;
-            let range = (base + copy.from) * layout.inner..(base + copy.from + copy.count) * layout.inner;
-            elements[range].iter().for_each(|element| rows::push_string(&mut out, element));
-        }
-    }
-    out
-}
-
-/// Which rows of which part go where; padding rows are copies of the first row, since a model may not bear invented ones.
-fn copies(batch: &Batch) -> impl Iterator<Item = (RowCopy, &super::BatchPart)> {
-    let mut to = 0;
-    let filled: usize = batch.parts.iter().map(|part| part.rows as usize).sum();
-    let first = &batch.parts[0];
-    let parts = batch.parts.iter().map(move |part| {
-        let copy = RowCopy { from: part.start as usize, to, count: part.rows as usize };
-        to += copy.count;
-        (copy, part)
-    });
-    let padding = (filled..batch.padded_rows as usize)
-        .map(move |to| (RowCopy { from: first.start as usize, to, count: 1 }, first));
-    parts.chain(padding)
-}
-
 /// ONNX Runtime's text without the words that only its developers understand: paths of its sources and of its build.
-fn without_paths(message: &str) -> String {
+pub(super) fn without_paths(message: &str) -> String {
     let inner = |word: &&str| word.starts_with('/') && (word.contains(".cc:") || word.contains(".h:"));
     message.split_whitespace().filter(|word| !inner(word)).collect::<Vec<_>>().join(" ")
 }
 
-fn out_of_memory(denied: &Denied) -> RunError {
+/// The stream of a session on a GPU, which becomes the device of this thread.
+fn stream_for(arenas: &Arenas) -> Result<Option<Arc<Stream>>, String> {
+    let stream = arenas.run.device().gpu().map(Stream::new).transpose();
+    Ok(stream.map_err(|error| error.to_string())?.map(Arc::new))
+}
+
+pub(super) fn out_of_memory(denied: &Denied) -> RunError {
     RunError::OutOfMemory { message: denied.to_string() }
 }
 

@@ -1,12 +1,16 @@
 //! One OS thread per instance: it alone touches its session.
 
 use super::batch::Stages;
+use super::flight::{Ready, Running};
 use super::session::Ran;
 use super::{Batch, Completion, RunError, Session};
 use crate::clock::Clock;
-use crate::units::{ByteSize, InstanceId};
+use crate::units::{BatchId, ByteSize, InstanceId, Rows};
+use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, SyncSender};
 use std::thread::JoinHandle;
+use std::time::Duration;
 use tokio::sync::mpsc;
 
 /// What a worker thread owns.
@@ -21,6 +25,9 @@ pub struct Worker {
     /// The clock that times its runs.
     pub clock: Clock,
 }
+
+/// What a worker has recorded, when it has: rows, and how long a run of so many takes.
+pub type Recorded = Receiver<Vec<(Rows, Duration)>>;
 
 /// The sending end of a worker: batches go in, completions come out of the channel that it was given.
 #[derive(Debug)]
@@ -39,14 +46,32 @@ impl Worker {
     /// # Errors
     /// If the system has no thread left.
     pub fn spawn(self, depth: usize) -> std::io::Result<WorkerHandle> {
-        let (batches, receiver) = mpsc::channel(depth);
-        let instance = self.instance;
-        let thread =
-            std::thread::Builder::new().name(format!("instance-{instance}")).spawn(move || self.work(receiver))?;
-        Ok(WorkerHandle { instance, batches, thread: Some(thread) })
+        self.spawn_recording(depth).map(|(handle, _)| handle)
     }
 
-    fn work(mut self, mut batches: mpsc::Receiver<Batch>) {
+    /// As [`Self::spawn`]; the thread first records what its session is planned to, and says what it has recorded and how
+    /// long that takes now.
+    ///
+    /// # Errors
+    /// As [`Self::spawn`].
+    pub fn spawn_recording(self, depth: usize) -> std::io::Result<(WorkerHandle, Recorded)> {
+        let (batches, receiver) = mpsc::channel(depth);
+        let (tell, recorded) = std::sync::mpsc::sync_channel(1);
+        let instance = self.instance;
+        let work = move || self.work(receiver, &tell);
+        let thread = std::thread::Builder::new().name(format!("instance-{instance}")).spawn(work)?;
+        Ok((WorkerHandle { instance, batches, thread: Some(thread) }, recorded))
+    }
+
+    fn work(mut self, batches: mpsc::Receiver<Batch>, tell: &SyncSender<Vec<(Rows, Duration)>>) {
+        let clock = self.clock;
+        let recorded = catch_unwind(AssertUnwindSafe(|| self.session.record(clock)));
+        // Whoever does not listen does not want to know.
+        let _ = tell.send(recorded.unwrap_or_default());
+        if self.session.overlaps() { self.work_ahead(batches) } else { self.work_in_turn(batches) }
+    }
+
+    fn work_in_turn(mut self, mut batches: mpsc::Receiver<Batch>) {
         while let Some(batch) = batches.blocking_recv() {
             let completion = self.complete(&batch);
             let lost = matches!(completion.result, Err(RunError::Lost(_)));
@@ -58,16 +83,98 @@ impl Worker {
         }
     }
 
+    /// While the device computes one batch, the next one is gathered and copied; it is launched before the outputs of the
+    /// first are given out.
+    fn work_ahead(mut self, mut batches: mpsc::Receiver<Batch>) {
+        let mut desk = Desk::default();
+        while desk.running.is_some() || desk.next.is_some() || desk.take(batches.blocking_recv()) {
+            let turn = catch_unwind(AssertUnwindSafe(|| self.turn(&mut batches, &mut desk)));
+            // After a panic one batch that is not answered yet is enough: the loop gives up all others of this instance.
+            let (batch, ran) = match turn {
+                Ok(None) => continue,
+                Ok(Some((batch, ran))) => (batch.id, ran),
+                Err(panic) => (desk.oldest, lost_by(&*panic)),
+            };
+            let Ran { result, stages, bytes } = ran;
+            let lost = matches!(result, Err(RunError::Lost(_)));
+            let completion = Completion { batch, instance: self.instance, result, stages, bytes };
+            if self.completions.blocking_send(completion).is_err() || lost {
+                return;
+            }
+            if desk.running.is_none() && desk.next.is_none() && batches.is_empty() {
+                // Nobody waits: the time for what takes a moment.
+                let clock = self.clock;
+                let restored = catch_unwind(AssertUnwindSafe(|| self.session.restore_one(clock)));
+                if restored.is_err() {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Launches what is there, or waits for what runs and launches the next one behind it.
+    fn turn(&mut self, batches: &mut mpsc::Receiver<Batch>, desk: &mut Desk) -> Option<(Batch, Ran)> {
+        let (session, clock) = (&mut self.session, self.clock);
+        let Some((batch, mut running)) = desk.running.take() else {
+            let (batch, ready) = desk.next.take()?;
+            let ready = ready.unwrap_or_else(|| session.stage(&batch, clock));
+            let running = session.launch(&batch, ready, clock);
+            desk.running = Some((batch, running));
+            return None;
+        };
+        // Busy, but only while the device is: a sleeping thread would wake up too late for the next batch.
+        while desk.next.is_none() && !session.is_done(&running) {
+            match batches.try_recv() {
+                Ok(next) => {
+                    let ready = session.stage(&next, clock);
+                    desk.next = Some((next, Some(ready)));
+                }
+                Err(_) => std::hint::spin_loop(),
+            }
+        }
+        session.settle(&batch, &mut running, clock);
+        if let Some((next, ready)) = desk.next.take() {
+            desk.oldest = batch.id;
+            let ready = ready.unwrap_or_else(|| session.stage(&next, clock));
+            let following = session.launch(&next, ready, clock);
+            desk.running = Some((next, following));
+        }
+        let ran = session.scatter(&batch, running, clock);
+        if let Some((next, _)) = &desk.running {
+            desk.oldest = next.id;
+        }
+        Some((batch, ran))
+    }
+
     fn complete(&mut self, batch: &Batch) -> Completion {
         let clock = self.clock;
         let run = catch_unwind(AssertUnwindSafe(|| self.session.run(batch, clock)));
-        let ran = run.unwrap_or_else(|panic| {
-            let text = panic.downcast_ref::<String>().map(String::as_str);
-            let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without a message");
-            let result = Err(RunError::Lost(text.to_owned()));
-            Ran { result, stages: Stages::default(), bytes: ByteSize::ZERO }
-        });
-        let Ran { result, stages, bytes } = ran;
+        let Ran { result, stages, bytes } = run.unwrap_or_else(|panic| lost_by(&*panic));
         Completion { batch: batch.id, instance: self.instance, result, stages, bytes }
     }
+}
+
+/// What lies on the desk of a worker that works ahead.
+#[derive(Default)]
+struct Desk {
+    next: Option<(Batch, Option<Ready>)>,
+    running: Option<(Batch, Running)>,
+    /// The batch that is answered next.
+    oldest: BatchId,
+}
+
+impl Desk {
+    /// Takes a batch as the next one; whether there is one.
+    fn take(&mut self, batch: Option<Batch>) -> bool {
+        self.oldest = batch.as_ref().map_or(self.oldest, |batch| batch.id);
+        self.next = batch.map(|batch| (batch, None));
+        self.next.is_some()
+    }
+}
+
+/// What a panic leaves of a run.
+fn lost_by(panic: &(dyn Any + Send)) -> Ran {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without a message");
+    Ran { result: Err(RunError::Lost(text.to_owned())), stages: Stages::default(), bytes: ByteSize::ZERO }
 }

@@ -1,6 +1,7 @@
 //! Keys to [`Settings`]: what each key allows and how the keys relate.
 
-use super::{BatchAxis, Fill, Labels, Padding, Settings, VersionPolicy, Warmup};
+use super::placement::instances;
+use super::{BatchAxis, CudaGraph, Fill, Labels, Padding, Settings, VersionPolicy, Warmup};
 use crate::keys::value::{auto_or, bytes, choice, count, duration, integer, integers, number};
 use crate::keys::{Keys, Path, Relation};
 use crate::units::ByteSize;
@@ -20,6 +21,23 @@ const MOST_DIM: usize = 1 << 31;
 /// The largest rank of a tensor in a graph that is worth naming an axis of.
 const MOST_AXIS: usize = 31;
 
+/// The words of `cuda_graph`.
+const CUDA_GRAPHS: [(&str, CudaGraph); 3] = [("auto", CudaGraph::Auto), ("on", CudaGraph::On), ("off", CudaGraph::Off)];
+
+/// Options of the CUDA provider that the server sets itself: another value would take the device, its memory, the stream or
+/// graphs out of its hands.
+const RESERVED_CUDA_OPTIONS: [&str; 9] = [
+    "device_id",
+    "has_user_compute_stream",
+    "user_compute_stream",
+    "gpu_mem_limit",
+    "arena_extend_strategy",
+    "gpu_external_alloc",
+    "gpu_external_free",
+    "gpu_external_empty_cache",
+    "enable_cuda_graph",
+];
+
 /// All that a model.toml may hold.
 pub(super) fn model(keys: &mut Keys) -> Option<Settings> {
     let settings = defaults(keys);
@@ -28,12 +46,14 @@ pub(super) fn model(keys: &mut Keys) -> Option<Settings> {
     let padding = padding(keys);
     let labels = labels(keys);
     let version_labels = version_labels(keys);
+    let cuda = named(keys, "cuda", cuda_option);
     let mut settings = settings?;
     settings.warmup.dims = dims;
     settings.warmup.inputs = inputs;
     settings.padding = padding;
     settings.labels = labels;
     settings.version_labels = version_labels;
+    settings.cuda = cuda;
     Some(settings)
 }
 
@@ -41,7 +61,7 @@ pub(super) fn model(keys: &mut Keys) -> Option<Settings> {
 pub(super) fn defaults(keys: &mut Keys) -> Option<Settings> {
     // All keys are read before any is missed, so that every fault is found.
     let batch_axis = keys.read("batch_axis", batch_axis);
-    let instances = keys.read("instances", auto_or(count(64u32)));
+    let instances = keys.read("instances", instances);
     let intra_op_threads = keys.read("intra_op_threads", auto_or(count(1024u32)));
     let max_batch_size = keys.read("max_batch_size", auto_or(integer(1..=65_536)));
     let max_queue_delay = keys.read("max_queue_delay", duration(Duration::ZERO..=Duration::from_secs(60)));
@@ -52,11 +72,54 @@ pub(super) fn defaults(keys: &mut Keys) -> Option<Settings> {
     let default_timeout = keys.read("default_timeout", duration(Duration::from_millis(1)..=DAY));
     let knee_tolerance = keys.read("knee_tolerance", number(0.0..=0.5));
     let pipeline = keys.read("pipeline", integer(1..=4));
+    let cuda_graph = keys.read("cuda_graph", choice(&CUDA_GRAPHS));
     let seconds = keys.read("warmup.seconds", number(0.0..=3600.0));
     let default_dim = keys.read("warmup.default_dim", integer(1..=MOST_DIM));
     let versions = versions(keys);
+    relate(
+        keys,
+        (max_batch_size.flatten(), max_queue_rows),
+        (default_priority, priority_levels),
+        (max_queue_delay, default_timeout),
+    );
+    Some(Settings {
+        batch_axis: batch_axis?,
+        instances: instances?.count,
+        place: instances?.place,
+        intra_op_threads: intra_op_threads?,
+        max_batch_size: max_batch_size?,
+        max_queue_delay: max_queue_delay?,
+        max_queue_rows: max_queue_rows?,
+        max_queue_bytes: max_queue_bytes?,
+        priority_levels: priority_levels?,
+        default_priority: default_priority?,
+        default_timeout: default_timeout?,
+        knee_tolerance: knee_tolerance?,
+        pipeline: pipeline?,
+        warmup: Warmup {
+            seconds: Duration::from_secs_f64(seconds?),
+            default_dim: default_dim?,
+            dims: BTreeMap::new(),
+            inputs: BTreeMap::new(),
+        },
+        versions: versions?,
+        padding: Padding::default(),
+        version_labels: BTreeMap::new(),
+        labels: BTreeMap::new(),
+        cuda_graph: cuda_graph?,
+        cuda: BTreeMap::new(),
+    })
+}
+
+/// What must hold between keys.
+fn relate(
+    keys: &mut Keys,
+    (max_batch_size, max_queue_rows): (Option<u32>, Option<u64>),
+    (default_priority, priority_levels): (Option<u32>, Option<u32>),
+    (max_queue_delay, default_timeout): (Option<Duration>, Option<Duration>),
+) {
     keys.require(
-        both(max_batch_size.flatten(), max_queue_rows, |batch, queue| u64::from(batch) <= queue),
+        both(max_batch_size, max_queue_rows, |batch, queue| u64::from(batch) <= queue),
         &Relation {
             key: "max_queue_rows",
             must_be: "at least",
@@ -82,30 +145,6 @@ pub(super) fn defaults(keys: &mut Keys) -> Option<Settings> {
             or_else: "requests time out while they wait for company",
         },
     );
-    Some(Settings {
-        batch_axis: batch_axis?,
-        instances: instances?,
-        intra_op_threads: intra_op_threads?,
-        max_batch_size: max_batch_size?,
-        max_queue_delay: max_queue_delay?,
-        max_queue_rows: max_queue_rows?,
-        max_queue_bytes: max_queue_bytes?,
-        priority_levels: priority_levels?,
-        default_priority: default_priority?,
-        default_timeout: default_timeout?,
-        knee_tolerance: knee_tolerance?,
-        pipeline: pipeline?,
-        warmup: Warmup {
-            seconds: Duration::from_secs_f64(seconds?),
-            default_dim: default_dim?,
-            dims: BTreeMap::new(),
-            inputs: BTreeMap::new(),
-        },
-        versions: versions?,
-        padding: Padding::default(),
-        version_labels: BTreeMap::new(),
-        labels: BTreeMap::new(),
-    })
 }
 
 fn both<A, B>(a: Option<A>, b: Option<B>, relate: impl Fn(A, B) -> bool) -> Option<bool> {
@@ -180,6 +219,23 @@ fn labels(keys: &mut Keys) -> BTreeMap<String, Labels> {
             _ => Err(allowed()),
         }
     })
+}
+
+/// An option that is handed to ONNX Runtime as it is, unless the server sets it itself.
+fn cuda_option(rest: &[String], value: &Value) -> Result<(String, String), String> {
+    let text = match value {
+        Value::String(text) => text.clone(),
+        Value::Integer(number) => number.to_string(),
+        Value::Boolean(is_on) => u8::from(*is_on).to_string(),
+        _ => return Err("a text, a number, true or false".to_owned()),
+    };
+    match rest {
+        [name] if RESERVED_CUDA_OPTIONS.contains(&name.as_str()) => {
+            Err("not to be set: the server itself decides on the device, its memory, its stream and graphs".to_owned())
+        }
+        [name] => Ok((name.clone(), text)),
+        _ => Err("an option of the CUDA provider: NAME = VALUE".to_owned()),
+    }
 }
 
 fn padding(keys: &mut Keys) -> Padding {

@@ -9,11 +9,12 @@ fn an_empty_file_means_the_defaults() {
     assert_eq!(parse(""), Ok(Settings::default()));
 }
 
+#[allow(clippy::too_many_lines, reason = "a list of all keys")]
 #[test]
 fn every_key_can_be_said() {
     let text = r#"
         batch_axis = 1
-        instances = 2
+        instances = [{ device = "cuda:1", count = 2 }]
         intra_op_threads = 3
         max_batch_size = 32
         max_queue_delay = "2ms"
@@ -24,6 +25,10 @@ fn every_key_can_be_said() {
         default_timeout = "1s"
         knee_tolerance = 0.1
         pipeline = 1
+        cuda_graph = "off"
+        [cuda]
+        use_tf32 = false
+        cudnn_conv_algo_search = "EXHAUSTIVE"
         [warmup]
         seconds = 0.5
         default_dim = 8
@@ -72,6 +77,11 @@ fn every_key_can_be_said() {
         },
         version_labels: BTreeMap::from([("stable".to_owned(), 1)]),
         labels: BTreeMap::from([("y".to_owned(), Labels { file: "labels.txt".to_owned(), ..Labels::default() })]),
+        place: Some(Place::Cuda(1)),
+        cuda_graph: CudaGraph::Off,
+        cuda: [("use_tf32", "0"), ("cudnn_conv_algo_search", "EXHAUSTIVE")]
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .into(),
     };
     assert_eq!(settings, expected);
 }
@@ -82,6 +92,8 @@ fn every_bad_value_is_refused_by_file_and_key() {
         ("batch_axis = \"first\"", "batch_axis", "\"auto\", \"none\" or an integer"),
         ("max_batch_size = \"8 rows\"", "max_batch_size", "\"auto\" or an integer"),
         ("max_queue_delay = 5", "max_queue_delay", "a duration such as"),
+        ("cuda_graph = true", "cuda_graph", "one of \"auto\", \"on\", \"off\""),
+        ("[cuda]\ngpu_mem_limit = 1", "cuda.gpu_mem_limit", "not to be set"),
         ("pipeline = 0", "pipeline", "an integer from 1 to 4"),
         ("[labels]\ny = \"../y\"", "labels.y", "a file in the model's folder"),
         ("warmup = 3", "warmup", "[warmup] is a table of keys"),

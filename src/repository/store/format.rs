@@ -95,6 +95,14 @@ impl Key {
         }
     }
 
+    /// The key of the same model on a GPU with these options of its provider.
+    #[must_use]
+    pub fn on(mut self, gpu: &str, options: &BTreeMap<String, String>) -> Self {
+        let options: Vec<String> = options.iter().map(|(name, value)| format!(" {name}={value}")).collect();
+        self.device = format!("{gpu}{}", options.concat());
+        self
+    }
+
     /// The same text for the same key.
     pub(super) fn canonical(&self) -> String {
         serde_json::to_string(self).unwrap_or_else(|error| unreachable!("numbers and texts: {error}"))

@@ -1,0 +1,184 @@
+//! The devices that models are put on: the host, and the GPUs that the configuration allows and this machine has.
+
+use crate::config::Config;
+use crate::memory::cuda::{Cuda, Gpu};
+use crate::memory::{Backing, CUDA_ALIGNMENT, Device, DeviceOptions, HOST_ALIGNMENT, Host};
+use crate::model::Settings;
+use crate::model::settings::Place;
+use crate::repository::Candidate;
+use crate::runtime::{CudaOptions, Weights, cuda};
+use crate::units::DeviceId;
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::SystemTime;
+
+/// Each device once.
+#[derive(Clone, Debug)]
+pub struct Devices {
+    host: Device,
+    gpus: Vec<(Place, Device)>,
+    /// Why there are no GPUs.
+    without: Option<String>,
+    tensorrt: bool,
+    weights: Uploaded,
+}
+
+/// The weights that are on a device, by file.
+type Uploaded = Arc<Mutex<HashMap<(PathBuf, DeviceId, u64, Option<SystemTime>), Weak<Weights>>>>;
+
+impl Devices {
+    /// The host alone.
+    #[must_use]
+    pub fn host_only(host: Device) -> Self {
+        let without = Some("the server uses none".to_owned());
+        Self { host, gpus: Vec::new(), without, tensorrt: false, weights: Arc::default() }
+    }
+
+    /// What the configuration allows. ONNX Runtime must be loaded.
+    ///
+    /// # Errors
+    /// If a GPU is demanded and there is none.
+    pub fn open(config: &Config) -> Result<Self, String> {
+        let mut devices = Self::host_only(host(config));
+        let providers = &config.runtime.providers;
+        if !providers.allow_gpu() {
+            devices.without = Some("runtime.providers does not name it first".to_owned());
+            return Ok(devices);
+        }
+        match gpus(config) {
+            Ok(gpus) => {
+                (devices.gpus, devices.without, devices.tensorrt) = (gpus, None, providers.tensorrt());
+            }
+            Err(reason) if providers.demand_gpu() => {
+                return Err(format!("runtime.providers demands a GPU, but {reason}"));
+            }
+            Err(reason) => {
+                tracing::info!(reason, "no GPU is used: models run on the CPU");
+                devices.without = Some(reason);
+            }
+        }
+        Ok(devices)
+    }
+
+    /// All of them, the host first.
+    #[must_use]
+    pub fn all(&self) -> Vec<Device> {
+        std::iter::once(&self.host).chain(self.gpus.iter().map(|(_, device)| device)).cloned().collect()
+    }
+
+    /// Where a model runs.
+    ///
+    /// # Errors
+    /// If the device that its settings name is not there.
+    pub fn of(&self, settings: &Settings) -> Result<&Device, String> {
+        let found = match settings.place {
+            Some(Place::Cpu) => Some(&self.host),
+            Some(place) => self.gpus.iter().find(|(other, _)| *other == place).map(|(_, device)| device),
+            None => Some(self.gpus.first().map_or(&self.host, |(_, device)| device)),
+        };
+        found.ok_or_else(|| {
+            let known: Vec<String> = self.gpus.iter().map(|(place, _)| place.to_string()).collect();
+            let reason = self.without.clone().unwrap_or_else(|| format!("runtime.gpus has {}", known.join(", ")));
+            let place = settings.place.map_or_else(String::new, |place| place.to_string());
+            format!("instances: there is no device {place} ({reason})")
+        })
+    }
+
+    /// How the sessions of a model use the provider of its device. On a GPU they share its weights, which are uploaded when
+    /// the first of them asks, and go with the last.
+    ///
+    /// # Errors
+    /// If the weights do not fit the device.
+    pub fn cuda_options(&self, device: &Device, candidate: &Candidate) -> Result<CudaOptions, String> {
+        let mut options = CudaOptions { provider: candidate.settings.cuda.clone(), ..CudaOptions::default() };
+        if device.gpu().is_none() {
+            return Ok(options);
+        }
+        options.tensorrt = self.tensorrt;
+        // A file that was replaced has other weights.
+        let file = std::fs::metadata(&candidate.file).map_err(|error| error.to_string())?;
+        let key = (candidate.file.clone(), device.id(), file.len(), file.modified().ok());
+        let mut uploaded = self.weights.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = uploaded.get(&key).and_then(Weak::upgrade);
+        let weights = match known {
+            Some(weights) => weights,
+            None => {
+                let label = format!("{}/{}", candidate.name, candidate.version);
+                let priority = candidate.settings.default_priority;
+                let weights = Weights::upload(device, &candidate.file, (&label, priority));
+                let weights = Arc::new(weights.map_err(|error| format!("its weights cannot be uploaded: {error}"))?);
+                tracing::debug!(label, ?weights, "weights are uploaded");
+                uploaded.retain(|_, weights| weights.strong_count() > 0);
+                uploaded.insert(key, Arc::downgrade(&weights));
+                weights
+            }
+        };
+        options.weights = Some(weights);
+        Ok(options)
+    }
+}
+
+/// The memory of this machine, within the configured limit.
+fn host(config: &Config) -> Device {
+    let backing = Box::new(Host::new());
+    let (limit, headroom) = (config.memory.limit.of(backing.total_bytes()), config.memory.headroom);
+    tracing::info!(%limit, %headroom, margin = %backing.margin(), total = %backing.total_bytes(), "memory of the host");
+    Device::new(backing, DeviceOptions { id: DeviceId(0), limit, headroom, alignment: HOST_ALIGNMENT })
+}
+
+/// The configured GPUs, all of them or none.
+fn gpus(config: &Config) -> Result<Vec<(Place, Device)>, String> {
+    cuda::available()?;
+    config.runtime.gpus.iter().map(|ordinal| gpu(config, *ordinal)).collect()
+}
+
+fn gpu(config: &Config, ordinal: u32) -> Result<(Place, Device), String> {
+    let gpu = Gpu::open(ordinal as usize).map_err(|error| format!("runtime.gpus = {ordinal}: {error}"))?;
+    let backing = Box::new(Cuda::new(gpu).map_err(|error| format!("{}: {error}", gpu.name()))?);
+    let (limit, headroom) = (config.memory.limit.of(backing.total_bytes()), config.memory.headroom);
+    let place = Place::Cuda(ordinal);
+    tracing::info!(
+        device = %place, number = %place.device(), name = gpu.name(), %limit, %headroom, margin = %backing.margin(),
+        total = %backing.total_bytes(), free = %backing.free_bytes(), "memory of a GPU"
+    );
+    let options = DeviceOptions { id: place.device(), limit, headroom, alignment: CUDA_ALIGNMENT };
+    Ok((place, Device::new(backing, options)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::ByteSize;
+
+    fn host() -> Device {
+        let (limit, headroom) = (ByteSize::MAX, ByteSize::ZERO);
+        Device::new(
+            Box::new(Host::new()),
+            DeviceOptions { id: DeviceId(0), limit, headroom, alignment: HOST_ALIGNMENT },
+        )
+    }
+
+    #[test]
+    fn a_model_goes_where_its_settings_say_or_to_the_first_gpu() {
+        let other = |id| {
+            let (limit, headroom) = (ByteSize::MAX, ByteSize::ZERO);
+            let options = DeviceOptions { id: DeviceId(id), limit, headroom, alignment: CUDA_ALIGNMENT };
+            (Place::Cuda(id - 1), Device::new(Box::new(Host::new()), options))
+        };
+        let two = Devices { gpus: vec![other(1), other(3)], without: None, ..Devices::host_only(host()) };
+        let at = |devices: &Devices, place| {
+            devices.of(&Settings { place, ..Settings::default() }).map(|device| device.id().0)
+        };
+        assert_eq!(at(&two, None), Ok(1));
+        assert_eq!(at(&two, Some(Place::Cuda(2))), Ok(3));
+        assert_eq!(at(&two, Some(Place::Cpu)), Ok(0));
+        assert!(
+            at(&two, Some(Place::Cuda(1)))
+                .is_err_and(|text| text.contains("cuda:1") && text.contains("cuda:0, cuda:2"))
+        );
+        assert_eq!(at(&Devices::host_only(host()), None), Ok(0));
+        assert!(at(&Devices::host_only(host()), Some(Place::Cuda(0))).is_err());
+        assert_eq!(two.all().iter().map(|device| device.id().0).collect::<Vec<_>>(), [0, 1, 3]);
+    }
+}

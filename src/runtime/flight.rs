@@ -1,0 +1,313 @@
+//! A session's runs on a GPU, in three steps, so that one batch can be gathered while another one computes: its inputs are
+//! put on their way, its run is put into the stream, and when the device is through with it its outputs are given out.
+//!
+//! A run of which there is a recording is played back instead.
+
+use super::batch::Stages;
+use super::calibrate;
+use super::cuda;
+use super::graphs::{Example, Recipe};
+use super::lanes::{Lanes, Outputs, Staged};
+use super::outputs::Wanted;
+use super::session::{Ran, out_of_memory, without_paths};
+use super::{Batch, RunError, Session};
+use crate::clock::Clock;
+use crate::memory::RunStats;
+use crate::model::settings::{CudaGraph, Fill};
+use crate::tensor::Tensor;
+use crate::units::{Instant, Rows};
+use std::time::Duration;
+
+/// Runs by which a recording and the run that it replaces are compared; the fastest of each counts.
+const TRIALS: u32 = 8;
+/// A recording must be so much faster.
+const MUST_TAKE: f64 = 0.9;
+/// Larger batches are not tried: what a recording saves is the host's work, and these keep the device busy for longer.
+const MOST_ROWS: Rows = 64;
+/// After so many sizes in a row that do not gain, larger ones are not tried.
+const PATIENCE: usize = 2;
+
+/// What was dropped for its memory is recorded again when there is so many times as much room as it takes…
+const ROOM: u64 = 4;
+/// …and has been for so long.
+const CALM: Duration = Duration::from_secs(5);
+
+/// What is to be recorded.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// How.
+    pub recipe: Recipe,
+    /// Which sizes, ascending.
+    pub sizes: Vec<Rows>,
+    /// Whether only what gains is kept.
+    pub mode: CudaGraph,
+    /// What integers of synthetic rows are.
+    pub integers: Fill,
+}
+
+/// A batch whose inputs are on their way to the device.
+#[derive(Debug)]
+pub(super) struct Ready {
+    staged: Result<Staged, RunError>,
+    gather: Duration,
+    /// Rows that will run.
+    rows: Rows,
+    /// Whether a recording of so many rows is to be played.
+    recorded: bool,
+}
+
+/// A batch that the device works on.
+#[derive(Debug)]
+pub(super) struct Running {
+    slot: usize,
+    outputs: Result<Outputs, RunError>,
+    started: Instant,
+    stages: Stages,
+    stats: RunStats,
+    recorded: bool,
+}
+
+impl Session {
+    /// All steps, one after the other.
+    pub(super) fn run_on_device(&mut self, batch: &Batch, clock: Clock) -> Ran {
+        let ready = self.stage(batch, clock);
+        let mut running = self.launch(batch, ready, clock);
+        self.settle(batch, &mut running, clock);
+        self.scatter(batch, running, clock)
+    }
+
+    /// Whether batches can be staged while another one computes.
+    pub(super) fn overlaps(&self) -> bool {
+        self.lanes.is_some()
+    }
+
+    /// Gathers a batch and begins to copy it. At most one batch may be running, and one be staged.
+    pub(super) fn stage(&mut self, batch: &Batch, clock: Clock) -> Ready {
+        let recorded = self.spec.as_ref().and_then(|spec| {
+            let shapes: Vec<_> = batch.parts[0].request.inputs.iter().map(|input| &input.shape).collect();
+            self.graphs.rows_for(spec, batch.padded_rows, &shapes)
+        });
+        self.stage_as(batch, recorded, clock)
+    }
+
+    fn stage_as(&mut self, batch: &Batch, recorded: Option<Rows>, clock: Clock) -> Ready {
+        let started = clock.now();
+        let (rows, arena) = (recorded.unwrap_or(batch.padded_rows), recorded.is_none().then_some(&self.arena));
+        let staged = match (&self.spec, &mut self.lanes) {
+            (Some(spec), Some(lanes)) => lanes.stage(spec, (batch, rows), arena),
+            _ => Err(RunError::Lost("the session has no model, or no device".to_owned())),
+        };
+        Ready { staged, gather: clock.now().since(started), rows, recorded: recorded.is_some() }
+    }
+
+    /// Puts the run of a staged batch into the stream. No other may be running.
+    pub(super) fn launch(&mut self, batch: &Batch, ready: Ready, clock: Clock) -> Running {
+        if ready.recorded {
+            return self.launch_recorded(batch, &ready, clock);
+        }
+        let started = clock.now();
+        let ensured = self.allocator.begin_run(started, batch.bytes).or_else(|denied| {
+            // What is recorded goes before a batch is made smaller.
+            let room = self.graphs.drop_all() || self.arena.device().shed();
+            if room { self.allocator.begin_run(started, batch.bytes) } else { Err(denied) }
+        });
+        let slot = ready.staged.as_ref().map_or(0, |staged| staged.slot);
+        let outputs = match (ready.staged, ensured, &self.spec, &mut self.lanes) {
+            (Ok(staged), Ok(()), Some(spec), Some(lanes)) => {
+                lanes.launch(&mut self.inner, spec, &staged, &Wanted::of(spec, batch, ready.rows))
+            }
+            (Ok(_), Err(denied), ..) => Err(out_of_memory(&denied)),
+            (Err(error), ..) => Err(error),
+            _ => Err(RunError::Lost("the session has no model, or no device".to_owned())),
+        };
+        let stages = Stages { gather: ready.gather, overlapped: true, ..Stages::default() };
+        Running { slot, outputs, started, stages, stats: RunStats::default(), recorded: false }
+    }
+
+    fn launch_recorded(&mut self, batch: &Batch, ready: &Ready, clock: Clock) -> Running {
+        let started = clock.now();
+        let played = match (&ready.staged, &self.spec, &mut self.lanes) {
+            (Ok(staged), Some(spec), Some(lanes)) => {
+                let wanted = Wanted::of(spec, batch, ready.rows);
+                let play = |recorded: &_, launch: super::graphs::Launch<'_>| {
+                    lanes.play(spec, staged, (recorded, launch), &wanted)
+                };
+                self.graphs.play(ready.rows, play)
+            }
+            _ => None,
+        };
+        let Some((outputs, bytes)) = played else {
+            // Dropped in the meantime: it is gathered again, for a run like any other.
+            let again = self.stage_as(batch, None, clock);
+            return self.launch(batch, again, clock);
+        };
+        let slot = ready.staged.as_ref().map_or(0, |staged| staged.slot);
+        let stages = Stages { gather: ready.gather, overlapped: true, ..Stages::default() };
+        // What the same rows need without a recording, for it may be dropped at any time.
+        let stats = RunStats { footprint: bytes, ..RunStats::default() };
+        Running { slot, outputs, started, stages, stats, recorded: true }
+    }
+
+    /// Whether [`Self::settle`] would not wait.
+    pub(super) fn is_done(&self, running: &Running) -> bool {
+        let lanes = self.lanes.as_ref().filter(|_| running.outputs.is_ok());
+        // A device that does not answer has nothing to wait for.
+        lanes.is_none_or(|lanes| lanes.is_done(running.slot).unwrap_or(true))
+    }
+
+    /// Waits until the device is through with a batch. From then on the next one may be launched.
+    pub(super) fn settle(&mut self, batch: &Batch, running: &mut Running, clock: Clock) {
+        if let Some(lanes) = &self.lanes
+            && running.outputs.is_ok()
+            && let Err(error) = lanes.wait(running.slot)
+        {
+            running.outputs = Err(error);
+        }
+        let failed = running.outputs.is_err();
+        let idle = self.lanes.as_mut().filter(|_| failed).map_or(Ok(()), Lanes::reset);
+        let now = clock.now();
+        running.stages.compute = now.since(running.started);
+        if running.recorded {
+            self.graphs.played();
+        } else {
+            running.stats = self.allocator.end_run(now);
+        }
+        if let Err(error) = &mut running.outputs {
+            *error = self.explain(batch, error.clone(), running.stats);
+            if let Err(fault) = idle.as_ref()
+                && !fault.is_sticky()
+            {
+                tracing::warn!(%fault, "a stream ended with a failure");
+            }
+        }
+    }
+
+    /// What a failure means. What our own allocator has seen counts first, then whether the device still works, and what the
+    /// message says comes last.
+    fn explain(&self, batch: &Batch, error: RunError, stats: RunStats) -> RunError {
+        let device = self.arena.device();
+        if let Some(fatal) = device.gpu().and_then(cuda::fatal) {
+            device.lose(&fatal.to_string());
+            return RunError::Lost(format!("the device is lost: {fatal}"));
+        }
+        match error {
+            RunError::Model(message) if stats.denials > 0 => self.shortage(batch, without_paths(&message)),
+            RunError::Model(message) if cuda::is_shortage(&message) => {
+                RunError::OutOfMemory { message: without_paths(cuda::without_host(&message)) }
+            }
+            RunError::Model(message) => RunError::Model(without_paths(cuda::without_host(&message))),
+            other => other,
+        }
+    }
+
+    /// Gives out the rows of a settled batch.
+    pub(super) fn scatter(&self, batch: &Batch, running: Running, clock: Clock) -> Ran {
+        let started = clock.now();
+        let Running { slot, outputs, mut stages, stats, .. } = running;
+        let scattered = |outputs: Outputs| -> Result<Vec<Vec<Tensor>>, RunError> {
+            let (Some(spec), Some(lanes)) = (&self.spec, &self.lanes) else { return Ok(Vec::new()) };
+            self.outputs.give_out(spec, batch, &lanes.produced(spec, slot, outputs))
+        };
+        let result = outputs.and_then(scattered);
+        stages.scatter = clock.now().since(started);
+        Ran { result, stages, bytes: stats.footprint }
+    }
+
+    /// Says what to record when the thread that will run this session is there.
+    pub fn plan_recording(&mut self, plan: Plan) {
+        let weak = std::sync::Arc::downgrade(&self.graphs);
+        // Asked by whoever needs memory, on any thread.
+        self.arena.device().on_shortage(Box::new(move || weak.upgrade().map(|graphs| graphs.drop_all())));
+        self.plan = Some(plan);
+    }
+
+    /// Records what was planned, on the thread that will play it, and answers how long each recorded size takes now.
+    pub fn record(&mut self, clock: Clock) -> Vec<(Rows, Duration)> {
+        let Some(plan) = self.plan.take() else { return Vec::new() };
+        let (mut kept, mut in_vain) = (Vec::new(), 0);
+        for &rows in plan.sizes.iter().filter(|rows| **rows <= MOST_ROWS) {
+            match self.record_one(&plan, rows, clock) {
+                Ok((before, after)) => {
+                    let gains = after.as_secs_f64() <= MUST_TAKE * before.as_secs_f64();
+                    let device = self.lanes.as_ref().and_then(Lanes::device_time).unwrap_or_default();
+                    tracing::info!(rows, ?before, ?after, ?device, gains, "a run was recorded");
+                    if gains || plan.mode == CudaGraph::On {
+                        kept.push((rows, after));
+                        in_vain = 0;
+                        continue;
+                    }
+                    self.graphs.forget(rows);
+                    in_vain += 1;
+                    if in_vain >= PATIENCE {
+                        break;
+                    }
+                }
+                Err(reason) => {
+                    let reason = without_paths(cuda::without_host(&reason));
+                    tracing::info!(rows, reason, "runs of this model are not recorded");
+                    self.unrecorded = Some(format!("{rows} rows: {reason}"));
+                    break;
+                }
+            }
+        }
+        let sizes = kept.iter().map(|(rows, _)| *rows).collect();
+        self.plan = Some(Plan { sizes, ..plan });
+        kept
+    }
+
+    /// Records one size again that was dropped for its memory, if there has been room for a while. Called when nothing else
+    /// is to be done.
+    pub(super) fn restore_one(&mut self, clock: Clock) {
+        let Some(plan) = self.plan.as_ref().filter(|plan| plan.sizes.len() > self.graphs.count()) else { return };
+        let now = clock.now();
+        let recipe = &plan.recipe;
+        let needed = recipe.kept.stats().peak_reserved + recipe.scratch.stats().peak_reserved;
+        if self.arena.device().sample(now).budget.0 < ROOM * needed.0 {
+            self.roomy_since = None;
+            return;
+        }
+        if now.since(*self.roomy_since.get_or_insert(now)) < CALM {
+            return;
+        }
+        let recorded = self.graphs.sizes();
+        let Some(rows) = plan.sizes.iter().copied().find(|rows| !recorded.contains(rows)) else { return };
+        let plan = plan.clone();
+        match self.record_one(&plan, rows, clock) {
+            Ok((before, after)) => tracing::info!(rows, ?before, ?after, "a run was recorded again"),
+            Err(reason) => {
+                tracing::info!(rows, reason, "a run could not be recorded again");
+                self.plan = None;
+            }
+        }
+    }
+
+    /// Why sizes are missing among those that are recorded.
+    #[must_use]
+    pub fn unrecorded(&self) -> Option<&str> {
+        self.unrecorded.as_deref()
+    }
+
+    /// Records one size; answers how long it took before and how long it takes now.
+    fn record_one(&mut self, plan: &Plan, rows: Rows, clock: Clock) -> Result<(Duration, Duration), String> {
+        let spec = self.spec.clone().ok_or_else(|| "the session has no model".to_owned())?;
+        let fail = |error: RunError| error.to_string();
+        let how = (plan.integers, clock);
+        let (before, bytes) = calibrate::fastest(self, &spec, (rows, TRIALS), how).map_err(fail)?;
+        let lanes = self.lanes.as_ref().ok_or_else(|| "the session has no device".to_owned())?;
+        let (inputs, outputs) = lanes.last_shapes().ok_or_else(|| "it has outputs that stay on the host".to_owned())?;
+        let example = Example { inputs, outputs, bytes };
+        self.graphs.record(&plan.recipe, (&spec, lanes.stream()), (rows, &example), clock)?;
+        let after = calibrate::fastest(self, &spec, (rows, TRIALS), how);
+        let (after, _) = after.map_err(|error| {
+            self.graphs.forget(rows);
+            fail(error)
+        })?;
+        Ok((before, after))
+    }
+
+    /// The sizes that are recorded.
+    #[must_use]
+    pub fn recorded(&self) -> Vec<Rows> {
+        self.graphs.sizes()
+    }
+}

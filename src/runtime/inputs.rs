@@ -1,0 +1,133 @@
+//! From the inputs of requests to those of a batch.
+
+use super::session::out_of_memory;
+use super::{Batch, RunError};
+use crate::memory::{Arena, Block, Denied};
+use crate::model::ModelSpec;
+use crate::tensor::Shape;
+use crate::tensor::rows::{self, RowCopy, RowLayout};
+use crate::units::Rows;
+use bytes::Bytes;
+
+/// The memory that one input is gathered into, aligned for every datatype and kept between runs.
+#[derive(Debug, Default)]
+pub(super) struct Buffer {
+    block: Option<Block>,
+    len: usize,
+}
+
+impl Buffer {
+    pub(super) fn bytes(&self) -> &[u8] {
+        self.block.as_ref().map_or(&[], |block| &block.as_slice()[..self.len])
+    }
+
+    fn resized(&mut self, len: usize, arena: &Arena) -> Result<&mut [u8], Denied> {
+        if self.block.as_ref().is_none_or(|block| block.len() < len) {
+            // The old one goes first: there may be room for one of them only.
+            self.block = None;
+            self.len = 0;
+            self.block = Some(arena.block(len)?);
+        }
+        self.len = len;
+        Ok(self.block.as_mut().map_or(&mut [], |block| &mut block.as_mut_slice()[..len]))
+    }
+}
+
+/// What an input is gathered into.
+pub(super) trait Target {
+    /// Room for exactly so many bytes.
+    ///
+    /// # Errors
+    /// If there is none.
+    fn resized(&mut self, len: usize) -> Result<&mut [u8], RunError>;
+}
+
+/// A buffer that grows in an arena.
+pub(super) struct InArena<'a> {
+    pub(super) buffer: &'a mut Buffer,
+    pub(super) arena: &'a Arena,
+}
+
+impl Target for InArena<'_> {
+    fn resized(&mut self, len: usize) -> Result<&mut [u8], RunError> {
+        self.buffer.resized(len, self.arena).map_err(|denied| out_of_memory(&denied))
+    }
+}
+
+impl Target for Vec<u8> {
+    fn resized(&mut self, len: usize) -> Result<&mut [u8], RunError> {
+        self.resize(len, 0);
+        Ok(self)
+    }
+}
+
+/// A string tensor from what [`gather_input`] has gathered for it.
+///
+/// # Errors
+/// If the bytes do not make one.
+pub(super) fn text_value(shape: &Shape, data: &[u8]) -> Result<ort::value::Tensor<String>, String> {
+    let elements = rows::string_elements(&Bytes::copy_from_slice(data)).ok_or("a string runs past its tensor")?;
+    super::strings::create(shape, &elements)
+}
+
+/// Fills the target with one input of a batch of so many rows, padding included, and returns its shape.
+pub(super) fn gather_input(
+    spec: &ModelSpec,
+    (batch, padded): (&Batch, Rows),
+    index: usize,
+    target: &mut dyn Target,
+) -> Result<Shape, RunError> {
+    let first = &batch.parts[0].request.inputs[index];
+    let mut shape = first.shape.clone();
+    if let Some(axis) = spec.batch_axis {
+        shape[axis] = padded as usize;
+    }
+    let into = RowLayout::new(&shape, spec.batch_axis);
+    let Some(element) = spec.inputs[index].datatype.size() else {
+        let strings = gather_strings(spec, (batch, padded), index);
+        target.resized(strings.len())?.copy_from_slice(&strings);
+        return Ok(shape);
+    };
+    let bytes = target.resized(into.elements() * element)?;
+    for (copy, part) in copies(batch, padded) {
+        let source = &part.request.inputs[index];
+        rows::gather((&source.data, RowLayout::new(&source.shape, spec.batch_axis)), (bytes, into), element, copy);
+    }
+    Ok(shape)
+}
+
+/// Strings are few and short beside a model's work: they are taken apart and written again.
+fn gather_strings(spec: &ModelSpec, (batch, padded): (&Batch, Rows), index: usize) -> Vec<u8> {
+    let sources: Vec<(RowCopy, RowLayout, Vec<Bytes>)> = copies(batch, padded)
+        .map(|(copy, part)| {
+            let source = &part.request.inputs[index];
+            let layout = RowLayout::new(&source.shape, spec.batch_axis);
+            (copy, layout, rows::string_elements(&source.data.to_contiguous()).unwrap_or_default())
+        })
+        .collect();
+    let outer = sources.first().map_or(0, |(_, layout, _)| layout.outer);
+    let mut out = Vec::new();
+    for slice in 0..outer {
+        for (copy, layout, elements) in &sources {
+            let base = slice * layout.rows;
+            let range = (base + copy.from) * layout.inner..(base + copy.from + copy.count) * layout.inner;
+            elements[range].iter().for_each(|element| rows::push_string(&mut out, element));
+        }
+    }
+    out
+}
+
+/// Which rows of which part go where; padding rows are copies of the first row, since a model may not bear invented ones.
+fn copies(batch: &Batch, padded: Rows) -> impl Iterator<Item = (RowCopy, &super::BatchPart)> {
+    let mut to = 0;
+    let filled: usize = batch.parts.iter().map(|part| part.rows as usize).sum();
+    let first = &batch.parts[0];
+    let parts = batch.parts.iter().map(move |part| {
+        let copy = RowCopy { from: part.start as usize, to, count: part.rows as usize };
+        to += copy.count;
+        (copy, part)
+    });
+    let padding =
+        (filled..padded as usize).map(move |to| (RowCopy { from: first.start as usize, to, count: 1 }, first));
+    parts.chain(padding)
+}

@@ -1,0 +1,365 @@
+//! Batches in and out of a GPU: pinned memory that rows are gathered into, device buffers that they are copied to, and the
+//! same way back for outputs. Two slots take turns, so that one batch is gathered and copied while another one computes.
+
+use super::RunError;
+use super::batch::Batch;
+use super::bound::{self, DeviceTensor, Place};
+use super::element::{OutputBytes, output_bytes};
+use super::graphs::Launch;
+use super::inputs::{Target, gather_input, text_value};
+use super::outputs::{Produced, Wanted, check_rows};
+use crate::memory::cuda::{CudaError, Event, Gpu, Pinned, Stream};
+use crate::memory::{Arena, Block, Denied};
+use crate::model::{Graph, ModelSpec};
+use crate::tensor::{DataType, Shape};
+use crate::units::Rows;
+use bytes::Bytes;
+use ort::memory::{AllocationDevice, AllocatorType, MemoryInfo, MemoryType};
+use ort::session::{IoBinding, NoSelectedOutputs, RunOptions};
+use std::ffi::CString;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Pinned memory grows in powers of two from here on, so that a ladder of sizes pins few times.
+const LEAST_PINNED: usize = 4096;
+
+/// The ways into and out of one session.
+pub(super) struct Lanes {
+    // Before the streams, since the session that it keeps works on one of them.
+    binding: IoBinding,
+    options: RunOptions<NoSelectedOutputs>,
+    slots: [Slot; 2],
+    next: usize,
+    /// The shapes of the last run that went well.
+    last: Option<(Vec<Shape>, Vec<Shape>)>,
+    names: Vec<CString>,
+    device: MemoryInfo<'static>,
+    host: MemoryInfo<'static>,
+    copies: Stream,
+    compute: Arc<Stream>,
+}
+
+/// What one batch needs.
+#[derive(Debug)]
+struct Slot {
+    inputs: Vec<Lane>,
+    outputs: Vec<Staging>,
+    /// In front of the run and, where it is recorded, of the copies of its inputs.
+    begun: Event,
+    /// Behind the copies of all inputs.
+    arrived: Event,
+    /// Behind the run and the copies of all outputs.
+    done: Event,
+}
+
+/// The way of one input.
+#[derive(Debug, Default)]
+struct Lane {
+    staging: Staging,
+    device: Option<Block>,
+    /// What a string tensor holds; strings stay on the host.
+    text: Vec<u8>,
+}
+
+/// Pinned memory that grows.
+#[derive(Debug, Default)]
+pub(super) struct Staging {
+    pinned: Option<Pinned>,
+}
+
+/// A batch whose inputs are on their way.
+#[derive(Debug)]
+pub(super) struct Staged {
+    pub(super) slot: usize,
+    pub(super) shapes: Vec<Shape>,
+}
+
+/// The places of a recorded run.
+#[derive(Debug)]
+pub(super) struct Recorded {
+    pub(super) inputs: Vec<Block>,
+    pub(super) outputs: Vec<(Block, Shape)>,
+}
+
+/// The outputs of a run, in the order of the model, those that are wanted.
+pub(super) type Outputs = Vec<Option<Output>>;
+
+/// One output.
+#[derive(Debug)]
+pub(super) enum Output {
+    /// On its way into the slot's pinned memory.
+    Copied(Shape),
+    /// Strings, which never leave the host.
+    Text(Shape, Vec<Bytes>),
+}
+
+impl Lanes {
+    /// Ways for a session on the GPU of this stream.
+    ///
+    /// # Errors
+    /// If the device or ONNX Runtime has no room for them.
+    pub(super) fn new(session: &ort::session::Session, graph: &Graph, compute: Arc<Stream>) -> Result<Self, String> {
+        let text = |error: ort::Error| error.message().to_owned();
+        let gpu = compute.gpu();
+        let slot = || -> Result<Slot, CudaError> {
+            let inputs = graph.inputs.iter().map(|_| Lane::default()).collect();
+            let outputs = graph.outputs.iter().map(|_| Staging::default()).collect();
+            Ok(Slot { inputs, outputs, begun: Event::new(gpu)?, arrived: Event::new(gpu)?, done: Event::new(gpu)? })
+        };
+        let slots = [slot().map_err(|error| error.to_string())?, slot().map_err(|error| error.to_string())?];
+        let mut options = RunOptions::new().map_err(text)?;
+        // We wait for an event of our own, and have the next batch gathered meanwhile.
+        options.disable_device_sync().map_err(text)?;
+        let info = |kind, ordinal| MemoryInfo::new(kind, ordinal, AllocatorType::Device, MemoryType::Default);
+        Ok(Self {
+            binding: session.create_binding().map_err(text)?,
+            options,
+            slots,
+            next: 0,
+            last: None,
+            names: graph.inputs.iter().map(|input| bound::c_name(&input.name)).collect(),
+            device: info(AllocationDevice::CUDA, gpu.ordinal()).map_err(text)?,
+            host: info(AllocationDevice::CPU, 0).map_err(text)?,
+            copies: Stream::new(gpu).map_err(|error| error.to_string())?,
+            compute,
+        })
+    }
+
+    /// The GPU.
+    pub(super) fn gpu(&self) -> Gpu {
+        self.compute.gpu()
+    }
+
+    /// Gathers a batch as so many rows and begins to copy it to blocks of the arena; without one it stays in pinned memory, for
+    /// a recording has places of its own. The slot that it takes was let go two batches ago.
+    pub(super) fn stage(
+        &mut self,
+        spec: &ModelSpec,
+        (batch, rows): (&Batch, Rows),
+        arena: Option<&Arena>,
+    ) -> Result<Staged, RunError> {
+        let index = self.next;
+        self.next = 1 - index;
+        let gpu = self.gpu();
+        gpu.bind().map_err(|error| device_error(&error))?;
+        let slot = &mut self.slots[index];
+        let mut shapes = Vec::with_capacity(spec.inputs.len());
+        for (input, lane) in slot.inputs.iter_mut().enumerate() {
+            if spec.inputs[input].datatype == DataType::Bytes {
+                shapes.push(gather_input(spec, (batch, rows), input, &mut lane.text)?);
+                continue;
+            }
+            let mut target = PinnedTarget { gpu, staging: &mut lane.staging, len: 0 };
+            let shape = gather_input(spec, (batch, rows), input, &mut target)?;
+            let len = target.len;
+            shapes.push(shape);
+            let Some(arena) = arena else { continue };
+            if lane.device.as_ref().is_none_or(|block| block.len() < len) {
+                lane.device = None;
+                let denied = |denied: Denied| RunError::OutOfMemory { message: denied.to_string() };
+                lane.device = Some(arena.block(len).map_err(denied)?);
+            }
+            if let (Some(pinned), Some(block)) = (&lane.staging.pinned, &lane.device) {
+                self.copies.copy_in(pinned, len, block).map_err(|error| device_error(&error))?;
+            }
+        }
+        self.copies.record(&slot.arrived).map_err(|error| device_error(&error))?;
+        Ok(Staged { slot: index, shapes })
+    }
+
+    /// Puts the run of a staged batch and the copies of its outputs into the stream, and returns while the device works.
+    pub(super) fn launch(
+        &mut self,
+        session: &mut ort::session::Session,
+        spec: &ModelSpec,
+        staged: &Staged,
+        wanted: &Wanted,
+    ) -> Result<Outputs, RunError> {
+        let model = |text: String| RunError::Model(text);
+        let slot = &mut self.slots[staged.slot];
+        self.compute.wait_for(&slot.arrived).map_err(|error| device_error(&error))?;
+        self.compute.record(&slot.begun).map_err(|error| device_error(&error))?;
+        let mut texts = Vec::new();
+        for ((input, lane), (shape, name)) in
+            spec.inputs.iter().zip(&slot.inputs).zip(staged.shapes.iter().zip(&self.names))
+        {
+            let fault = |text: String| model(format!("input '{}': {text}", input.name));
+            if let Some(block) = lane.device.as_ref().filter(|_| input.datatype != DataType::Bytes) {
+                let bytes = shape.iter().product::<usize>() * input.datatype.size().unwrap_or(1);
+                let place = Place { info: &self.device, address: block.pointer().addr().get(), bytes };
+                let tensor = DeviceTensor::over(place, input.datatype, shape).map_err(fault)?;
+                tensor.bind_input(&mut self.binding, name).map_err(fault)?;
+            } else {
+                let value = text_value(shape, &lane.text).map_err(fault)?;
+                self.binding.bind_input(&input.name, &value).map_err(|error| fault(error.message().to_owned()))?;
+                texts.push(value);
+            }
+        }
+        for output in &spec.outputs {
+            let info = if output.datatype == DataType::Bytes { &self.host } else { &self.device };
+            let bound = self.binding.bind_output_to_device(&output.name, info);
+            bound.map_err(|error| model(format!("output '{}': {}", output.name, error.message())))?;
+        }
+        let outputs = session.run_binding_with_options(&self.binding, &self.options);
+        let outputs = outputs.map_err(|error| model(error.message().to_owned()))?;
+        let mut found = Vec::with_capacity(spec.outputs.len());
+        let mut shapes = Vec::with_capacity(spec.outputs.len());
+        let rows = wanted.rows();
+        for ((output, staging), is_wanted) in spec.outputs.iter().zip(&mut slot.outputs).zip(wanted.outputs()) {
+            if !is_wanted {
+                found.push(None);
+                continue;
+            }
+            let fault = |text: String| model(format!("output '{}': {text}", output.name));
+            let value =
+                outputs.get(output.name.as_str()).ok_or_else(|| fault("the run did not produce it".to_owned()))?;
+            let Some(element) = output.datatype.size() else {
+                let (shape, bytes) = output_bytes(value, output.datatype)?;
+                check_rows(spec, output, &shape, rows)?;
+                let strings = if let OutputBytes::Strings(strings) = bytes { strings } else { Vec::new() };
+                found.push(Some(Output::Text(shape, strings)));
+                continue;
+            };
+            let (address, shape) = bound::look_at(value, output.datatype).map_err(fault)?;
+            check_rows(spec, output, &shape, rows)?;
+            let bytes = shape.iter().product::<usize>() * element;
+            let pinned = staging.resized(self.compute.gpu(), bytes).map_err(|error| device_error(&error))?;
+            self.compute.copy_out(address, pinned, 0..bytes).map_err(|error| device_error(&error))?;
+            shapes.push(shape.clone());
+            found.push(Some(Output::Copied(shape)));
+        }
+        drop(outputs);
+        // Outputs go back to the arena now: what takes their place is behind the copies in the same stream.
+        self.binding.clear_outputs();
+        self.compute.record(&slot.done).map_err(|error| device_error(&error))?;
+        self.last = (shapes.len() == spec.outputs.len()).then(|| (staged.shapes.clone(), shapes));
+        Ok(found)
+    }
+
+    /// The shapes of inputs and outputs of the last run, if it had all outputs and no strings.
+    pub(super) fn last_shapes(&self) -> Option<(Vec<Shape>, Vec<Shape>)> {
+        self.last.clone()
+    }
+
+    /// The stream that runs are in.
+    pub(super) fn stream(&self) -> &Stream {
+        &self.compute
+    }
+
+    /// As [`Self::launch`], with a recording.
+    pub(super) fn play(
+        &mut self,
+        spec: &ModelSpec,
+        staged: &Staged,
+        (recorded, launch): (&Recorded, Launch<'_>),
+        wanted: &Wanted,
+    ) -> Result<Outputs, RunError> {
+        let slot = &mut self.slots[staged.slot];
+        let lost = |error: CudaError| device_error(&error);
+        self.compute.record(&slot.begun).map_err(lost)?;
+        for (lane, block) in slot.inputs.iter().zip(&recorded.inputs) {
+            if let Some(pinned) = &lane.staging.pinned {
+                // In the stream of the run, behind the one before, which may still read the same place.
+                self.compute.copy_in(pinned, block.len(), block).map_err(lost)?;
+            }
+        }
+        launch()?;
+        let mut found = Vec::with_capacity(spec.outputs.len());
+        for (((block, shape), staging), is_wanted) in
+            recorded.outputs.iter().zip(&mut slot.outputs).zip(wanted.outputs())
+        {
+            if is_wanted {
+                let pinned = staging.resized(self.compute.gpu(), block.len()).map_err(lost)?;
+                self.compute.copy_out(block.pointer().addr().get(), pinned, 0..block.len()).map_err(lost)?;
+            }
+            found.push(is_wanted.then(|| Output::Copied(shape.clone())));
+        }
+        self.compute.record(&slot.done).map_err(lost)?;
+        Ok(found)
+    }
+
+    /// Whether the device is through with a batch.
+    pub(super) fn is_done(&self, slot: usize) -> Result<bool, RunError> {
+        self.slots[slot].done.has_happened().map_err(|error| device_error(&error))
+    }
+
+    /// Waits for a batch.
+    pub(super) fn wait(&self, slot: usize) -> Result<(), RunError> {
+        self.slots[slot].done.synchronize().map_err(|error| device_error(&error))
+    }
+
+    /// How long the device took for the last batch, copies of its outputs included.
+    pub(super) fn device_time(&self) -> Option<Duration> {
+        let slot = &self.slots[1 - self.next];
+        slot.done.since(&slot.begun).ok()
+    }
+
+    /// After a failure: nothing of the failed run is in the stream or the binding any more.
+    pub(super) fn reset(&mut self) -> Result<(), CudaError> {
+        self.binding.clear_outputs();
+        self.binding.clear_inputs();
+        self.compute.synchronize().and_then(|()| self.copies.synchronize())
+    }
+
+    /// The outputs of a batch that is done.
+    pub(super) fn produced(&self, spec: &ModelSpec, slot: usize, outputs: Outputs) -> Vec<Option<Produced<'_>>> {
+        let bytes = |index: usize, output: Output| match output {
+            Output::Text(shape, strings) => (shape, OutputBytes::Strings(strings)),
+            Output::Copied(shape) => {
+                let len = shape.iter().product::<usize>() * spec.outputs[index].datatype.size().unwrap_or(1);
+                let pinned = self.slots[slot].outputs[index].pinned.as_ref();
+                (shape, OutputBytes::Plain(pinned.map_or(&[], |pinned| &pinned.as_slice()[..len])))
+            }
+        };
+        outputs.into_iter().enumerate().map(|(index, output)| output.map(|output| bytes(index, output))).collect()
+    }
+}
+
+impl std::fmt::Debug for Lanes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Lanes").field("slots", &self.slots).field("next", &self.next).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Lanes {
+    fn drop(&mut self) {
+        // Blocks go back to arenas, and these to the device: nothing may be on its way from or to them.
+        if let Err(error) = self.reset() {
+            tracing::debug!(%error, "a stream ended with a failure");
+        }
+    }
+}
+
+impl Staging {
+    fn resized(&mut self, gpu: Gpu, len: usize) -> Result<&mut Pinned, CudaError> {
+        if self.pinned.as_ref().is_none_or(|pinned| pinned.len() < len) {
+            self.pinned = None;
+            self.pinned = Some(Pinned::new(gpu, len.next_power_of_two().max(LEAST_PINNED))?);
+        }
+        Ok(self.pinned.as_mut().unwrap_or_else(|| unreachable!("it was just made")))
+    }
+}
+
+/// Pinned memory as the target of a gather.
+struct PinnedTarget<'a> {
+    gpu: Gpu,
+    staging: &'a mut Staging,
+    len: usize,
+}
+
+impl Target for PinnedTarget<'_> {
+    fn resized(&mut self, len: usize) -> Result<&mut [u8], RunError> {
+        self.len = len;
+        let pinned = self.staging.resized(self.gpu, len).map_err(|error| device_error(&error))?;
+        Ok(&mut pinned.as_mut_slice()[..len])
+    }
+}
+
+/// What a failed call of the driver means for a batch.
+pub(super) fn device_error(error: &CudaError) -> RunError {
+    if error.is_out_of_memory() {
+        RunError::OutOfMemory { message: error.to_string() }
+    } else {
+        RunError::Lost(error.to_string())
+    }
+}
