@@ -4,6 +4,7 @@
 //! What needs ONNX Runtime or the network comes in as [`Hooks`], so that all of this runs in tests without either.
 
 mod flags;
+mod health;
 mod log;
 mod profile;
 mod report;
@@ -60,6 +61,8 @@ enum Command {
     Models(Options),
     /// Load one model, measure it as the server would, and print what its batches need and give.
     Profile(profile::ProfileOptions),
+    /// Ask the server that these options describe whether it is ready; exit 0 if it is, 1 if not.
+    Healthcheck(Options),
     /// Print the version.
     Version,
 }
@@ -103,7 +106,10 @@ fn execute(
             writeln!(out, "concertina {}", env!("CARGO_PKG_VERSION"))?;
             return Ok(0);
         }
-        Command::Serve(options) | Command::Check(options) | Command::Models(options) => options,
+        Command::Serve(options)
+        | Command::Check(options)
+        | Command::Models(options)
+        | Command::Healthcheck(options) => options,
         Command::Profile(profile) => &profile.options,
     };
     let matches = matches.subcommand().map(|(_, matches)| matches);
@@ -119,6 +125,10 @@ fn execute(
         }
         (_, Err(faults)) => concluded(report::faults(&faults, err), &faults),
         (Command::Models(_), Ok(config)) => models(&config, hooks, out),
+        (Command::Healthcheck(_), Ok(config)) => match health::check(&config.address) {
+            Ok(()) => Ok(0),
+            Err(reason) => writeln!(err, "{reason}").map(|()| 1),
+        },
         (Command::Profile(options), Ok(config)) => {
             log::start(&config.log);
             profile::profile(&options, &config, hooks.profile, (out, err))
