@@ -21,6 +21,7 @@ mod budget;
 mod completion;
 mod cost;
 mod dispatch;
+mod echo;
 mod forecast;
 mod machine;
 mod model;
@@ -55,6 +56,10 @@ pub struct ModelPlan {
     pub pipeline: u32,
     /// How long rows may wait for company while an instance is idle; zero means not at all.
     pub max_queue_delay: Duration,
+    /// How long an idle instance may wait for the clients of a batch that it has just answered to ask again. It does so only
+    /// where they tend to, where the larger batch gives more rows per second than running at once, and for a quarter of that
+    /// batch's duration at most; zero means never.
+    pub max_gather_delay: Duration,
     /// The most rows that may wait in the queue. An empty queue takes a request of any size: the limit bounds what waits
     /// behind others, and a request larger than the queue would be told to come back for ever.
     pub max_queue_rows: u64,

@@ -75,6 +75,7 @@ async fn start(instances: u32, max_in_flight: usize) -> Server {
         round_up: false,
         pipeline: 1,
         max_queue_delay: Duration::ZERO,
+        max_gather_delay: Duration::ZERO,
         max_queue_rows: 64,
         max_queue_bytes: ByteSize(1 << 20),
         priority_levels: 1,

@@ -145,6 +145,7 @@ fn simple_plan(largest: Rows, max_queue_delay: Duration, instances: u32) -> Mode
         round_up: false,
         pipeline: 1,
         max_queue_delay,
+        max_gather_delay: Duration::ZERO,
         max_queue_rows: u64::MAX,
         max_queue_bytes: ByteSize::MAX,
         priority_levels: 1,

@@ -69,10 +69,11 @@ fn settings(settings: &Settings, derived: &Derived) -> Vec<String> {
             settings.knee_tolerance
         ),
         format!(
-            "queue   max_queue_rows {}, max_queue_bytes {}, max_queue_delay {}, default_timeout {}, priority {} of {}",
+            "queue   max_queue_rows {}, max_queue_bytes {}, max_queue_delay {}, max_gather_delay {}, default_timeout {}, priority {} of {}",
             settings.max_queue_rows,
             settings.max_queue_bytes,
             time(settings.max_queue_delay),
+            time(settings.max_gather_delay),
             time(settings.default_timeout),
             settings.default_priority,
             settings.priority_levels

@@ -29,6 +29,8 @@ pub struct Settings {
     pub max_batch_size: Option<Rows>,
     /// How long an idle instance waits for more rows before it runs fewer than it could. Zero: never.
     pub max_queue_delay: Duration,
+    /// How long an idle instance may wait for the clients of the batch before to ask again. Zero: not at all.
+    pub max_gather_delay: Duration,
     /// The most rows that may wait; at least `max_batch_size`.
     pub max_queue_rows: u64,
     /// The most bytes of inputs that may wait.

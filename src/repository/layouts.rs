@@ -3,10 +3,15 @@
 use crate::model::Settings;
 use crate::runtime::Calibration;
 use crate::runtime::calibrate::Measured;
+use crate::units::Rows;
 use serde::{Deserialize, Serialize};
 
 /// More instances than one must be this much faster, since each holds the weights once more.
 const INSTANCES_MUST_GAIN: f64 = 1.05;
+
+/// Layouts are compared with so many rows in flight, however many instances share them: about what a busy model has. With
+/// more, a layout could win by batches that its clients never fill.
+const ROWS_IN_FLIGHT: Rows = 32;
 
 /// Rounds of a contest.
 const ROUNDS: usize = 9;
@@ -42,15 +47,17 @@ pub(super) fn layouts(settings: &Settings, cores: usize) -> Vec<Layout> {
     }
 }
 
-/// The measured size with the most rows per second.
-pub(super) fn best(calibration: &Calibration) -> Option<&Measured> {
+/// The measured size with the most rows per second, among those that each of these instances may have while layouts are compared.
+pub(super) fn best(layout: Layout, calibration: &Calibration) -> Option<&Measured> {
+    let most = (ROWS_IN_FLIGHT / Rows::try_from(layout.instances).unwrap_or(Rows::MAX)).max(1);
     let rate = |entry: &Measured| f64::from(entry.rows) / entry.duration.as_secs_f64().max(1e-9);
-    calibration.measured.iter().max_by(|a, b| rate(a).total_cmp(&rate(b)))
+    calibration.measured.iter().filter(|entry| entry.rows <= most).max_by(|a, b| rate(a).total_cmp(&rate(b)))
 }
 
-/// Rows per second of all instances together at the best batch size; zero if unknown.
+/// Rows per second of all instances together at that size; zero if unknown.
 pub(super) fn rate(layout: Layout, calibration: &Calibration) -> f64 {
-    let best = best(calibration).map_or(0.0, |best| f64::from(best.rows) / best.duration.as_secs_f64().max(1e-9));
+    let best =
+        best(layout, calibration).map_or(0.0, |best| f64::from(best.rows) / best.duration.as_secs_f64().max(1e-9));
     layout.instances as f64 * best
 }
 

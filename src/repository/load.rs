@@ -195,6 +195,7 @@ fn plan(spec: &ModelSpec, (workers, device): (&[WorkerHandle], DeviceId), ladder
         round_up: false,
         pipeline: settings.pipeline,
         max_queue_delay: settings.max_queue_delay,
+        max_gather_delay: settings.max_gather_delay,
         max_queue_rows: settings.max_queue_rows,
         max_queue_bytes: settings.max_queue_bytes,
         priority_levels: settings.priority_levels,

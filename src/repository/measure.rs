@@ -73,10 +73,10 @@ impl Loader {
         pays
     }
 
-    /// Rows per second of all sessions together at the best batch size, for about [`ROUND`].
+    /// Rows per second of all sessions together at the best batch size of the contest, for about [`ROUND`].
     fn round(&self, measured: &mut Measured) -> Option<f64> {
         let calibration = measured.calibration.as_ref().ok()?;
-        let (best, integers) = (best(calibration)?, calibration.integers);
+        let (best, integers) = (best(measured.layout, calibration)?, calibration.integers);
         let runs = (ROUND.as_secs_f64() / best.duration.as_secs_f64().max(1e-9)).clamp(1.0, MAX_RUNS_PER_ROUND.into());
         let (rows, runs) = (best.rows, runs as u32);
         let spec = Arc::new(measured.spec.clone());

@@ -26,6 +26,7 @@ impl Scheduler {
         let waiting = meta.rows;
         let request = Request { meta, ticket: self.tickets, arrived: now, level, next: 0, waiting, done: 0, losses: 0 };
         model.queue.push(&request);
+        model.echo.arrived(now, meta.class, meta.rows);
         self.requests.insert(meta.id, request);
         self.deadlines.extend(meta.deadline.map(|deadline| (deadline, meta.id)));
         self.end_company(meta.model, meta.class);

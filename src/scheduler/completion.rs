@@ -13,7 +13,7 @@ impl Scheduler {
         let flight = self.in_flight.remove(&batch).expect("only batches in flight complete");
         self.release(now, &flight);
         match outcome {
-            Outcome::Done { duration, bytes } => self.done(flight, duration, bytes),
+            Outcome::Done { duration, bytes } => self.done(now, flight, duration, bytes),
             Outcome::OutOfMemory { bytes } => self.out_of_memory(now, flight, bytes),
             Outcome::Failed => self.failed(flight),
             Outcome::InstanceLost => self.instance_lost(flight),
@@ -34,11 +34,13 @@ impl Scheduler {
         self.line_up(dispatch.model);
     }
 
-    fn done(&mut self, flight: InFlight, duration: Duration, bytes: ByteSize) {
+    fn done(&mut self, now: Instant, flight: InFlight, duration: Duration, bytes: ByteSize) {
         let (class, units, rows) = (flight.class, flight.units, flight.dispatch.padded_rows);
         if let Some(model) = self.models.get_mut(&flight.dispatch.model) {
             model.cost.observe(Observation { class, units, rows, duration, bytes });
             model.queue.fed(class);
+            let answered = flight.dispatch.rows;
+            model.echo.answered(now, class, answered, duration, model.plan.max_gather_delay);
             self.unpark(flight.dispatch.model, class);
         }
         for part in flight.dispatch.parts {

@@ -5,10 +5,13 @@ use super::machine::{InFlight, Scheduler};
 use super::model::{Instance, Model};
 use super::oom::{MEMORY_PATIENCE, MEMORY_RETRY_AFTER, STARVED_POLL, Starved, split_off};
 use super::policy::{Bounds, NoRoom, Size, form_batch, meet_deadlines};
-use super::queue::{Class, Lead, Parked, Requests};
+use super::queue::{Lead, Parked, Requests};
 use super::{Dispatch, LimitedBy, Part, Rejection};
 use crate::units::{BatchId, ByteSize, Instant, ModelId, RequestId, Rows};
 use std::time::Duration;
+
+/// How much later than asked for the caller may come back.
+const TICK: Duration = Duration::from_millis(1);
 
 /// A batch that may run.
 struct Choice {
@@ -86,7 +89,7 @@ impl Scheduler {
         if !idle && !is_as_large_as_ever(now, model, lead, size, device.budget()) {
             return Verdict::Wait;
         }
-        if let Some(until) = self.company_until(model, class, lead, size).filter(|until| *until > now) {
+        if let Some(until) = self.company_until(now, model, lead, size).filter(|until| *until > now) {
             return Verdict::Park(Parked::Company(until));
         }
         let mut parts = model.queue.peek(&self.requests, lead, size.rows);
@@ -131,14 +134,16 @@ impl Scheduler {
 
     /// Until when a batch waits for company, if it does: only if more rows would make it larger, and never so long that the
     /// earliest deadline could not be met with as much time again as the batch takes.
-    fn company_until(&self, model: &Model, class: &Class, lead: Lead, size: Size) -> Option<Instant> {
-        let delay = model.plan.max_queue_delay;
+    fn company_until(&self, now: Instant, model: &Model, lead: Lead, size: Size) -> Option<Instant> {
         let waits = matches!(lead, Lead::Waiting(..)) && size.limited_by == LimitedBy::Rows && !self.draining;
-        if delay == Duration::ZERO || !waits {
+        if !waits {
             return None;
         }
+        let class = model.queue.class(lead.class())?;
         let (_, oldest) = class.oldest()?;
-        let until = self.requests[&oldest].arrived + delay;
+        let delay = Some(model.plan.max_queue_delay).filter(|delay| *delay > Duration::ZERO);
+        let patient = delay.map(|delay| self.requests[&oldest].arrived + delay);
+        let until = patient.max(gather_until(now, model, lead, size))?;
         let latest = class.earliest_deadline.map(|deadline| deadline - size.duration.unwrap_or_default() * 2);
         Some(latest.map_or(until, |latest| latest.min(until)))
     }
@@ -235,6 +240,19 @@ fn size(now: Instant, model: &Model, lead: Lead, bytes: ByteSize) -> Result<Size
     let rows = model.queue.rows_under(lead, model.ladder().largest());
     let ceiling = class.ceiling.map(|ceiling| ceiling.rows_at(now));
     form_batch(model.ladder(), estimate, Bounds { rows, knee: estimate.knee_or_trial(), ceiling, bytes })
+}
+
+/// Until when a batch waits for the rows that tend to follow the last answers, if with them, and although it waits, more
+/// rows per second come out than without.
+fn gather_until(now: Instant, model: &Model, lead: Lead, size: Size) -> Option<Instant> {
+    let (more, until) = model.echo.expected(now, lead.class())?;
+    let estimate = model.cost.estimate(lead.class(), model.queue.class(lead.class())?.units);
+    let most = estimate.knee().unwrap_or(Rows::MAX).min(model.ladder().largest());
+    let larger = size.rows.saturating_add(more).min(most);
+    let rate = |rows: Rows, seconds: f64| f64::from(rows) / seconds.max(1e-9);
+    let waited = (until.since(now) + TICK).as_secs_f64();
+    let gain = rate(larger, waited + estimate.seconds(larger)?) > rate(size.rows, estimate.seconds(size.rows)?);
+    gain.then_some(until)
 }
 
 /// Whether waiting could not make a batch larger: only then a busy instance may hold it.

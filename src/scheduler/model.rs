@@ -1,6 +1,7 @@
 //! One model inside the scheduler: its plan, instances, queue and costs.
 
 use super::cost::{CostModel, Estimate};
+use super::echo::Echo;
 use super::policy::{Bounds, Ladder, form_batch};
 use super::queue::Queue;
 use super::{LimitedBy, ModelPlan};
@@ -45,6 +46,8 @@ pub(super) struct Model {
     pub(super) pace: Option<Pace>,
     /// The class that ran last, with its units.
     recent: Option<(ClassId, u64)>,
+    /// What tends to follow its answers.
+    pub(super) echo: Echo,
     /// Rows in flight.
     pub(super) rows_in_flight: u64,
     /// Whether it is already in line to be looked at.
@@ -56,7 +59,17 @@ impl Model {
     pub(super) fn new(plan: ModelPlan) -> Self {
         let cost = CostModel::new(&plan.ladder, plan.knee_tolerance);
         let (instances, queue) = (Vec::new(), Queue::default());
-        Self { plan, instances, queue, cost, pace: None, recent: None, rows_in_flight: 0, in_line: false }
+        Self {
+            plan,
+            instances,
+            queue,
+            cost,
+            pace: None,
+            recent: None,
+            echo: Echo::default(),
+            rows_in_flight: 0,
+            in_line: false,
+        }
     }
 
     /// Its batch sizes.

@@ -39,6 +39,7 @@ pub(crate) fn echo(name: &str, tensors: Vec<TensorSpec>) -> ModelSpec {
         max_batch_size: 8,
         settings: Settings {
             max_queue_delay: Duration::from_millis(2),
+            max_gather_delay: Duration::ZERO,
             max_queue_rows: 100,
             max_queue_bytes: ByteSize(1 << 20),
             priority_levels: 2,

@@ -60,6 +60,8 @@ struct Model {
     returned: BTreeMap<ClassId, u64>,
     rows_in_flight: u64,
     passed_over: BTreeMap<u32, u32>,
+    /// Until when instances may wait for those who were answered last.
+    gathers_until: Instant,
     /// Until when a class rests whose smallest batch ran out of memory.
     rests: BTreeMap<ClassId, Instant>,
 }
@@ -118,6 +120,7 @@ impl Shadow {
             returned: BTreeMap::new(),
             rows_in_flight: 0,
             passed_over: BTreeMap::new(),
+            gathers_until: Instant::default(),
             rests: BTreeMap::new(),
         });
         model.rests.clear();
@@ -170,7 +173,10 @@ impl Shadow {
         let done = matches!(outcome, Outcome::Done { .. });
         let smallest = if model.plan.round_up { model.plan.ladder[0] } else { 1 };
         match outcome {
-            Outcome::Done { .. } => drop(model.rests.remove(&class)),
+            Outcome::Done { .. } => {
+                model.rests.remove(&class);
+                model.gathers_until = now + model.plan.max_gather_delay;
+            }
             Outcome::InstanceLost => drop(model.held.remove(&dispatch.instance)),
             Outcome::OutOfMemory { .. } if dispatch.padded_rows <= smallest => {
                 model.rests.insert(class, now + BACKOFF_FIRST);
@@ -274,7 +280,7 @@ impl Shadow {
         let live = &self.live;
         let model = self.models.get_mut(&dispatch.model).expect("known");
         if self.memory_is_short
-            || model.plan.max_queue_delay > Duration::ZERO
+            || model.plan.max_queue_delay.max(model.plan.max_gather_delay) > Duration::ZERO
             || dispatch.limited_by == LimitedBy::Retry
         {
             return;
@@ -364,10 +370,16 @@ impl Shadow {
         assert!(model.returned.values().all(|rows| *rows == 0), "rows that came back wait while an instance is idle");
         for queue in model.queues.values() {
             if let Some(head) = queue.iter().find(|id| waits(&self.live, id)).map(|id| &self.live[id]) {
-                let patient = !self.draining && head.arrived + model.plan.max_queue_delay > now;
+                let patient =
+                    (head.arrived + model.plan.max_queue_delay).max(model.gathers_until) > now && !self.draining;
                 assert!(patient, "request {} waits while an instance is idle", head.meta.id);
             }
         }
+    }
+
+    /// Whether instances of a model may still wait for those who were answered last.
+    pub(crate) fn gathers(&self, model: ModelId, now: Instant) -> bool {
+        self.models.get(&model).is_some_and(|model| model.gathers_until > now)
     }
 
     /// Deadlines that have come while rows wait.

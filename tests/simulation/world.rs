@@ -259,6 +259,7 @@ impl World {
             round_up: self.random.percent(50),
             pipeline: self.random.between(1, 2) as u32,
             max_queue_delay: self.random.pick(&[Duration::ZERO, Duration::ZERO, Duration::from_millis(3)]),
+            max_gather_delay: self.random.pick(&[Duration::ZERO, Duration::from_millis(2)]),
             max_queue_rows: self.random.pick(&[8, 100, 2000]),
             max_queue_bytes: ByteSize(self.random.pick(&[500, 100_000])),
             priority_levels: self.scenario.levels,
@@ -389,7 +390,9 @@ impl World {
             let smallest = if plan.round_up { plan.ladder[0] } else { 1 };
             let fitting = |class: ClassId| true_bytes(u64::from(class.0), smallest) <= budget;
             for request in waiting.filter(|request| fitting(request.meta.class)) {
-                let patient = request.arrived + plan.max_queue_delay > self.now && !self.shadow.draining;
+                let patient =
+                    request.arrived + plan.max_queue_delay > self.now || self.shadow.gathers(plan.model, self.now);
+                let patient = patient && !self.shadow.draining;
                 assert!(patient, "{request:?} waits although it fits an idle device");
             }
         }

@@ -30,6 +30,7 @@ fn model() -> ModelSpec {
         max_batch_size: 4,
         settings: Settings {
             max_queue_delay: Duration::ZERO,
+            max_gather_delay: Duration::ZERO,
             max_queue_rows: 100,
             max_queue_bytes: ByteSize(1 << 20),
             priority_levels: 3,

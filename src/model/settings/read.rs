@@ -65,6 +65,7 @@ pub(super) fn defaults(keys: &mut Keys) -> Option<Settings> {
     let intra_op_threads = keys.read("intra_op_threads", auto_or(count(1024u32)));
     let max_batch_size = keys.read("max_batch_size", auto_or(integer(1..=65_536)));
     let max_queue_delay = keys.read("max_queue_delay", duration(Duration::ZERO..=Duration::from_secs(60)));
+    let max_gather_delay = keys.read("max_gather_delay", duration(Duration::ZERO..=Duration::from_secs(1)));
     let max_queue_rows = keys.read("max_queue_rows", integer(1..=100_000_000));
     let max_queue_bytes = keys.read("max_queue_bytes", bytes(ByteSize(1)..=MOST_BYTES));
     let priority_levels = keys.read("priority_levels", integer(1..=100));
@@ -89,6 +90,7 @@ pub(super) fn defaults(keys: &mut Keys) -> Option<Settings> {
         intra_op_threads: intra_op_threads?,
         max_batch_size: max_batch_size?,
         max_queue_delay: max_queue_delay?,
+        max_gather_delay: max_gather_delay?,
         max_queue_rows: max_queue_rows?,
         max_queue_bytes: max_queue_bytes?,
         priority_levels: priority_levels?,

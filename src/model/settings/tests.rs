@@ -18,6 +18,7 @@ fn every_key_can_be_said() {
         intra_op_threads = 3
         max_batch_size = 32
         max_queue_delay = "2ms"
+        max_gather_delay = "3ms"
         max_queue_rows = 64
         max_queue_bytes = "1GiB"
         priority_levels = 3
@@ -56,6 +57,7 @@ fn every_key_can_be_said() {
         intra_op_threads: NonZeroU32::new(3),
         max_batch_size: Some(32),
         max_queue_delay: Duration::from_millis(2),
+        max_gather_delay: Duration::from_millis(3),
         max_queue_rows: 64,
         max_queue_bytes: ByteSize(1 << 30),
         priority_levels: 3,

@@ -1,0 +1,127 @@
+//! What tends to follow an answer: clients that ask again.
+//!
+//! A client that waits for each answer before it sends its next request makes rows come in bursts, right behind the batch
+//! that answered it. An instance that takes the first of a burst at once runs one row and leaves the others to the next batch.
+//! So the share of answered rows that come again within a moment is learned, and the dispatch may give them that moment.
+
+use crate::units::{ClassId, Instant, Rows};
+use std::time::Duration;
+
+/// The weight of the latest moment in the share that is learned.
+const WEIGHT: f64 = 0.2;
+
+/// The part of a batch's own duration that its echo is waited for, at most: an error costs no more than this.
+const PART: u32 = 4;
+
+/// The echo of one model's answers.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Echo {
+    /// The share of answered rows that come again in time.
+    share: f64,
+    moment: Option<Moment>,
+}
+
+/// The time right behind one or several batches of one class.
+#[derive(Clone, Copy, Debug)]
+struct Moment {
+    class: ClassId,
+    end: Instant,
+    answered: u64,
+    came: u64,
+}
+
+impl Echo {
+    /// A batch that took `duration` has been answered; `most` is the longest moment that is given.
+    pub(super) fn answered(&mut self, now: Instant, class: ClassId, rows: Rows, duration: Duration, most: Duration) {
+        let end = now + most.min(duration / PART);
+        match &mut self.moment {
+            Some(open) if open.end > now && open.class == class => {
+                open.end = open.end.max(end);
+                open.answered += u64::from(rows);
+            }
+            _ => {
+                self.close(now);
+                self.moment = Some(Moment { class, end, answered: u64::from(rows), came: 0 });
+            }
+        }
+    }
+
+    /// Rows have come.
+    pub(super) fn arrived(&mut self, now: Instant, class: ClassId, rows: Rows) {
+        self.close(now);
+        if let Some(open) = self.moment.as_mut().filter(|open| open.class == class) {
+            open.came += u64::from(rows);
+        }
+    }
+
+    /// How many more rows of a class are to be expected, and until when; `None` if it is not even one.
+    pub(super) fn expected(&self, now: Instant, class: ClassId) -> Option<(Rows, Instant)> {
+        let open = self.moment.filter(|open| open.end > now && open.class == class)?;
+        let rows = (self.share * open.answered as f64).round() - open.came as f64;
+        (rows >= 1.0).then_some((rows as Rows, open.end))
+    }
+
+    /// Learns from a moment that is over. One that was cut short by another class teaches nothing.
+    fn close(&mut self, now: Instant) {
+        if let Some(over) = self.moment.take_if(|open| open.end <= now) {
+            let share = (over.came as f64 / over.answered.max(1) as f64).min(1.0);
+            self.share += WEIGHT * (share - self.share);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CLASS: ClassId = ClassId(0);
+
+    fn at(micros: u64) -> Instant {
+        Instant(1) + Duration::from_micros(micros)
+    }
+
+    /// Rounds of 8 ms: a batch of 4 rows is answered, and of its rows so many come again 100 µs later.
+    fn rounds(count: u64, again: Rows) -> Echo {
+        let mut echo = Echo::default();
+        for round in 0..count {
+            let begin = round * 8000;
+            echo.answered(at(begin), CLASS, 4, Duration::from_millis(8), Duration::from_millis(5));
+            echo.arrived(at(begin + 100), CLASS, again);
+        }
+        echo
+    }
+
+    #[test]
+    fn clients_that_ask_again_are_expected_for_a_quarter_of_their_batch() {
+        let mut echo = rounds(20, 4);
+        let begin = 20 * 8000;
+        echo.answered(at(begin), CLASS, 4, Duration::from_millis(8), Duration::from_millis(5));
+        assert_eq!(echo.expected(at(begin), CLASS), Some((4, at(begin + 2000))));
+        echo.arrived(at(begin + 50), CLASS, 3);
+        assert_eq!(echo.expected(at(begin + 50), CLASS), Some((1, at(begin + 2000))));
+        assert_eq!(echo.expected(at(begin + 50), ClassId(1)), None, "another class is not expected");
+        echo.arrived(at(begin + 60), CLASS, 1);
+        assert_eq!(echo.expected(at(begin + 60), CLASS), None, "all are there");
+        assert_eq!(echo.expected(at(begin + 2000), CLASS), None, "the moment is over");
+    }
+
+    #[test]
+    fn the_longest_moment_bounds_the_wait() {
+        let mut echo = rounds(20, 4);
+        echo.answered(at(200_000), CLASS, 4, Duration::from_secs(8), Duration::from_millis(5));
+        assert_eq!(echo.expected(at(200_000), CLASS), Some((4, at(205_000))));
+        let mut echo = rounds(20, 4);
+        echo.answered(at(200_000), CLASS, 4, Duration::from_secs(8), Duration::ZERO);
+        assert_eq!(echo.expected(at(200_000), CLASS), None);
+    }
+
+    #[test]
+    fn clients_that_do_not_come_again_are_not_expected_for_long() {
+        let mut echo = rounds(20, 4);
+        for round in 0..20 {
+            echo.answered(at(300_000 + round * 8000), CLASS, 4, Duration::from_millis(8), Duration::from_millis(5));
+        }
+        assert_eq!(echo.expected(at(300_000 + 19 * 8000), CLASS), None);
+        assert_eq!(rounds(100, 0).expected(at(99 * 8000), CLASS), None);
+    }
+}
