@@ -80,6 +80,14 @@ impl Case {
         }
     }
 
+    /// The same with rows of another length, where rows have one.
+    pub(crate) fn of_length(self, length: usize) -> Self {
+        match self {
+            Self::Minilm(_) => Self::Minilm(length),
+            other => other,
+        }
+    }
+
     /// Pseudo-random rows; other seeds give other rows.
     pub(crate) fn inputs(self, rows: usize, seed: u64) -> Vec<CaseInput> {
         let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(1));

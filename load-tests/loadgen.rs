@@ -1,6 +1,9 @@
-//! A closed-loop load of binary infer requests: N connections, each sending its next request when it has its answer.
+//! A load of binary infer requests over N connections. Closed loop: each sends its next request when it has its answer. Open loop
+//! (--rate): requests are due at a constant rate whatever the server does, and a request that finds all connections busy is
+//! late; latencies count from when it was due, so that a server that stalls does not hide it.
 //!
 //!     loadgen --address 127.0.0.1:8000 --case minilm:64 --connections 64 --seconds 10 [--rows 1] [--distinct 64]
+//!             [--rate 100] [--lengths 16,64,256]
 //!
 //! First every distinct request is sent alone and its answer kept; under load every answer is compared with the one that
 //! belongs to its request. Prints one JSON object: requests, rows per second, latencies, errors, wrong answers. With `--turns` it
@@ -17,12 +20,17 @@ use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper::{Request, StatusCode};
 use hyper_util::rt::TokioIo;
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
 
 /// Answers of other batch sizes may differ in the last bits.
 const TOLERANCE: f32 = 1e-4;
+
+/// What a plot of latencies is drawn by.
+const QUANTILES: [f64; 9] = [0.0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1.0];
 
 #[derive(Parser, Clone)]
 struct Arguments {
@@ -44,6 +52,12 @@ struct Arguments {
     /// Of a thousand requests so many are given up by their client after a random time: the connection is cut.
     #[arg(long, default_value_t = 0)]
     cut_per_mille: u64,
+    /// Requests per second, however long answers take.
+    #[arg(long)]
+    rate: Option<f64>,
+    /// Rows of these lengths instead of one, for a case that has lengths; each request has one of them.
+    #[arg(long, value_delimiter = ',')]
+    lengths: Vec<usize>,
     /// The only output to ask for; all if left out.
     #[arg(long)]
     output: Option<String>,
@@ -67,8 +81,18 @@ struct Tally {
     answered: Vec<(usize, usize)>,
     cut: u64,
     errors: u64,
+    /// Of the errors, those that the server answered, by status.
+    refused: BTreeMap<u16, u64>,
     wrong: u64,
     first_error: Option<String>,
+}
+
+/// An answer that is not 200.
+#[derive(Debug, thiserror::Error)]
+#[error("{status}: {text}")]
+struct Refused {
+    status: StatusCode,
+    text: String,
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -96,7 +120,9 @@ async fn main() -> anyhow::Result<()> {
 
 fn question(arguments: &Arguments, seed: u64) -> Question {
     let rows = if arguments.mixed_rows { 1 + (seed as usize * 7) % arguments.rows } else { arguments.rows };
-    let inputs = arguments.case.inputs(rows, seed);
+    let length = arguments.lengths.get(seed as usize % arguments.lengths.len().max(1));
+    let case = length.map_or(arguments.case, |length| arguments.case.of_length(*length));
+    let inputs = case.inputs(rows, seed);
     let described: Vec<serde_json::Value> = inputs
         .iter()
         .map(|input| {
@@ -143,7 +169,9 @@ async fn ask(
         .and_then(|value| value.to_str().ok()?.parse().ok())
         .unwrap_or(0);
     let body = response.into_body().collect().await?.to_bytes();
-    anyhow::ensure!(status == StatusCode::OK, "{status}: {}", String::from_utf8_lossy(&body));
+    if status != StatusCode::OK {
+        return Err(Refused { status, text: String::from_utf8_lossy(&body).into_owned() }.into());
+    }
     let values = body[head..].chunks_exact(4).map(|bytes| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));
     Ok(values.collect())
 }
@@ -151,10 +179,14 @@ async fn ask(
 #[allow(clippy::disallowed_methods, reason = "a load generator reads the clock")]
 async fn load(arguments: &Arguments, questions: Arc<Vec<Question>>) -> anyhow::Result<Tally> {
     let start = Instant::now();
+    let due = Arc::new(AtomicU64::new(0));
     let mut clients = tokio::task::JoinSet::new();
     for client in 0..arguments.connections {
-        let (arguments, questions) = (arguments.clone(), Arc::clone(&questions));
-        clients.spawn(async move { client_loop(arguments, questions, client, start).await });
+        let (arguments, questions, due) = (arguments.clone(), Arc::clone(&questions), Arc::clone(&due));
+        match arguments.rate {
+            Some(rate) => clients.spawn(async move { open_loop(arguments, questions, (&due, rate), start).await }),
+            None => clients.spawn(async move { client_loop(arguments, questions, client, start).await }),
+        };
     }
     let mut total = Tally::default();
     while let Some(tally) = clients.join_next().await {
@@ -163,6 +195,7 @@ async fn load(arguments: &Arguments, questions: Arc<Vec<Question>>) -> anyhow::R
         total.answered.extend(tally.answered);
         total.cut += tally.cut;
         total.errors += tally.errors;
+        tally.refused.into_iter().for_each(|(status, count)| *total.refused.entry(status).or_default() += count);
         total.wrong += tally.wrong;
         total.first_error = total.first_error.or(tally.first_error);
     }
@@ -211,6 +244,49 @@ async fn client_loop(arguments: Arguments, questions: Arc<Vec<Question>>, client
     tally
 }
 
+/// One connection of an open loop: takes the next request that is due, and waits for it if it is early.
+#[allow(clippy::disallowed_methods, reason = "a load generator reads the clock")]
+async fn open_loop(
+    arguments: Arguments,
+    questions: Arc<Vec<Question>>,
+    (next, rate): (&AtomicU64, f64),
+    start: Instant,
+) -> Tally {
+    let mut tally = Tally::default();
+    let mut connection = None;
+    loop {
+        let number = next.fetch_add(1, Ordering::Relaxed);
+        let due = start + Duration::from_secs_f64(number as f64 / rate);
+        if due >= start + Duration::from_secs_f64(arguments.seconds) {
+            return tally;
+        }
+        tokio::time::sleep_until(due.into()).await;
+        let question = &questions[number as usize % questions.len()];
+        let answer = async {
+            let connection = match &mut connection {
+                Some(connection) => connection,
+                empty => empty.insert(connect(&arguments.address).await?),
+            };
+            ask(connection, &arguments, question).await
+        };
+        match answer.await {
+            Ok(answer) => {
+                tally.latencies.push(due.elapsed().as_secs_f64());
+                tally.answered.push((start.elapsed().as_millis() as usize / 100, question.rows));
+                tally.wrong += u64::from(!same(&answer, &question.answer));
+            }
+            Err(error) => {
+                tally.errors += 1;
+                match error.downcast_ref::<Refused>() {
+                    Some(refused) => *tally.refused.entry(refused.status.as_u16()).or_default() += 1,
+                    None => connection = None,
+                }
+                tally.first_error.get_or_insert(error.to_string());
+            }
+        }
+    }
+}
+
 fn same(answer: &[f32], expected: &[f32]) -> bool {
     answer.len() == expected.len() && answer.iter().zip(expected).all(|(a, b)| (a - b).abs() <= TOLERANCE)
 }
@@ -231,6 +307,7 @@ fn report(arguments: &Arguments, mut tally: Tally) {
             "rows": rows, "rows_per_second": rows as f64 / arguments.seconds,
             "timeline": timeline, "cut": tally.cut,
             "p50_seconds": quantile(0.50), "p90_seconds": quantile(0.90), "p99_seconds": quantile(0.99),
+            "quantiles": QUANTILES.map(|q| (q, quantile(q))), "refused": tally.refused,
             "errors": tally.errors, "wrong": tally.wrong, "first_error": tally.first_error,
         })
     );

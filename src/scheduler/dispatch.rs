@@ -10,9 +10,6 @@ use super::{Dispatch, LimitedBy, Part, Rejection};
 use crate::units::{BatchId, ByteSize, Instant, ModelId, RequestId, Rows};
 use std::time::Duration;
 
-/// How much later than asked for the caller may come back.
-const TICK: Duration = Duration::from_millis(1);
-
 /// A batch that may run.
 struct Choice {
     lead: Lead,
@@ -245,14 +242,14 @@ fn size(now: Instant, model: &Model, lead: Lead, bytes: ByteSize) -> Result<Size
 /// Until when a batch waits for the rows that tend to follow the last answers, if with them, and although it waits, more
 /// rows per second come out than without.
 fn gather_until(now: Instant, model: &Model, lead: Lead, size: Size) -> Option<Instant> {
-    let (more, until) = model.echo.expected(now, lead.class())?;
+    let expected = model.echo.expected(now, lead.class())?;
     let estimate = model.cost.estimate(lead.class(), model.queue.class(lead.class())?.units);
     let most = estimate.knee().unwrap_or(Rows::MAX).min(model.ladder().largest());
-    let larger = size.rows.saturating_add(more).min(most);
+    let larger = size.rows.saturating_add(expected.rows).min(most);
     let rate = |rows: Rows, seconds: f64| f64::from(rows) / seconds.max(1e-9);
-    let waited = (until.since(now) + TICK).as_secs_f64();
+    let waited = expected.soon.since(now).as_secs_f64();
     let gain = rate(larger, waited + estimate.seconds(larger)?) > rate(size.rows, estimate.seconds(size.rows)?);
-    gain.then_some(until)
+    gain.then_some(expected.until)
 }
 
 /// Whether waiting could not make a batch larger: only then a busy instance may hold it.

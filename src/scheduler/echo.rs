@@ -13,11 +13,16 @@ const WEIGHT: f64 = 0.2;
 /// The part of a batch's own duration that its echo is waited for, at most: an error costs no more than this.
 const PART: u32 = 4;
 
+/// Whoever calls the scheduler may come back so much later than asked for: shorter moments are none.
+const TICK: Duration = Duration::from_millis(1);
+
 /// The echo of one model's answers.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Echo {
     /// The share of answered rows that come again in time.
     share: f64,
+    /// Seconds from the answers to the last of those rows.
+    spread: f64,
     moment: Option<Moment>,
 }
 
@@ -25,15 +30,29 @@ pub(super) struct Echo {
 #[derive(Clone, Copy, Debug)]
 struct Moment {
     class: ClassId,
+    begin: Instant,
     end: Instant,
     answered: u64,
     came: u64,
+    last: Instant,
+}
+
+/// Rows that are to be expected.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Expected {
+    /// How many more; at least one.
+    pub(super) rows: Rows,
+    /// When the last of them should be there.
+    pub(super) soon: Instant,
+    /// Until when they are waited for at most.
+    pub(super) until: Instant,
 }
 
 impl Echo {
     /// A batch that took `duration` has been answered; `most` is the longest moment that is given.
     pub(super) fn answered(&mut self, now: Instant, class: ClassId, rows: Rows, duration: Duration, most: Duration) {
-        let end = now + most.min(duration / PART);
+        let moment = most.min(duration / PART);
+        let end = if moment < TICK { now } else { now + moment };
         match &mut self.moment {
             Some(open) if open.end > now && open.class == class => {
                 open.end = open.end.max(end);
@@ -41,7 +60,7 @@ impl Echo {
             }
             _ => {
                 self.close(now);
-                self.moment = Some(Moment { class, end, answered: u64::from(rows), came: 0 });
+                self.moment = Some(Moment { class, begin: now, end, answered: u64::from(rows), came: 0, last: now });
             }
         }
     }
@@ -51,14 +70,16 @@ impl Echo {
         self.close(now);
         if let Some(open) = self.moment.as_mut().filter(|open| open.class == class) {
             open.came += u64::from(rows);
+            open.last = now;
         }
     }
 
-    /// How many more rows of a class are to be expected, and until when; `None` if it is not even one.
-    pub(super) fn expected(&self, now: Instant, class: ClassId) -> Option<(Rows, Instant)> {
+    /// How many more rows of a class are to be expected, and when; `None` if it is not even one.
+    pub(super) fn expected(&self, now: Instant, class: ClassId) -> Option<Expected> {
         let open = self.moment.filter(|open| open.end > now && open.class == class)?;
         let rows = (self.share * open.answered as f64).round() - open.came as f64;
-        (rows >= 1.0).then_some((rows as Rows, open.end))
+        let soon = (open.begin + Duration::from_secs_f64(self.spread)).clamp(now, open.end);
+        (rows >= 1.0).then_some(Expected { rows: rows as Rows, soon, until: open.end })
     }
 
     /// Learns from a moment that is over. One that was cut short by another class teaches nothing.
@@ -66,6 +87,9 @@ impl Echo {
         if let Some(over) = self.moment.take_if(|open| open.end <= now) {
             let share = (over.came as f64 / over.answered.max(1) as f64).min(1.0);
             self.share += WEIGHT * (share - self.share);
+            if over.came > 0 {
+                self.spread += WEIGHT * (over.last.since(over.begin).as_secs_f64() - self.spread);
+            }
         }
     }
 }
@@ -78,6 +102,11 @@ mod tests {
 
     fn at(micros: u64) -> Instant {
         Instant(1) + Duration::from_micros(micros)
+    }
+
+    /// How many rows are expected, and until when.
+    fn rows(echo: &Echo, now: Instant, class: ClassId) -> Option<(Rows, Instant)> {
+        echo.expected(now, class).map(|expected| (expected.rows, expected.until))
     }
 
     /// Rounds of 8 ms: a batch of 4 rows is answered, and of its rows so many come again 100 µs later.
@@ -96,23 +125,23 @@ mod tests {
         let mut echo = rounds(20, 4);
         let begin = 20 * 8000;
         echo.answered(at(begin), CLASS, 4, Duration::from_millis(8), Duration::from_millis(5));
-        assert_eq!(echo.expected(at(begin), CLASS), Some((4, at(begin + 2000))));
+        assert_eq!(rows(&echo, at(begin), CLASS), Some((4, at(begin + 2000))));
         echo.arrived(at(begin + 50), CLASS, 3);
-        assert_eq!(echo.expected(at(begin + 50), CLASS), Some((1, at(begin + 2000))));
-        assert_eq!(echo.expected(at(begin + 50), ClassId(1)), None, "another class is not expected");
+        assert_eq!(rows(&echo, at(begin + 50), CLASS), Some((1, at(begin + 2000))));
+        assert_eq!(rows(&echo, at(begin + 50), ClassId(1)), None, "another class is not expected");
         echo.arrived(at(begin + 60), CLASS, 1);
-        assert_eq!(echo.expected(at(begin + 60), CLASS), None, "all are there");
-        assert_eq!(echo.expected(at(begin + 2000), CLASS), None, "the moment is over");
+        assert_eq!(rows(&echo, at(begin + 60), CLASS), None, "all are there");
+        assert_eq!(rows(&echo, at(begin + 2000), CLASS), None, "the moment is over");
     }
 
     #[test]
     fn the_longest_moment_bounds_the_wait() {
         let mut echo = rounds(20, 4);
         echo.answered(at(200_000), CLASS, 4, Duration::from_secs(8), Duration::from_millis(5));
-        assert_eq!(echo.expected(at(200_000), CLASS), Some((4, at(205_000))));
+        assert_eq!(rows(&echo, at(200_000), CLASS), Some((4, at(205_000))));
         let mut echo = rounds(20, 4);
         echo.answered(at(200_000), CLASS, 4, Duration::from_secs(8), Duration::ZERO);
-        assert_eq!(echo.expected(at(200_000), CLASS), None);
+        assert_eq!(rows(&echo, at(200_000), CLASS), None);
     }
 
     #[test]
@@ -121,7 +150,7 @@ mod tests {
         for round in 0..20 {
             echo.answered(at(300_000 + round * 8000), CLASS, 4, Duration::from_millis(8), Duration::from_millis(5));
         }
-        assert_eq!(echo.expected(at(300_000 + 19 * 8000), CLASS), None);
-        assert_eq!(rounds(100, 0).expected(at(99 * 8000), CLASS), None);
+        assert_eq!(rows(&echo, at(300_000 + 19 * 8000), CLASS), None);
+        assert_eq!(rows(&rounds(100, 0), at(99 * 8000), CLASS), None);
     }
 }

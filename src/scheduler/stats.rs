@@ -115,6 +115,7 @@ mod tests {
             round_up: false,
             pipeline: 1,
             max_queue_delay: Duration::ZERO,
+            max_gather_delay: Duration::ZERO,
             max_queue_rows: 1000,
             max_queue_bytes: ByteSize::MAX,
             priority_levels: 1,

@@ -259,7 +259,7 @@ impl World {
             round_up: self.random.percent(50),
             pipeline: self.random.between(1, 2) as u32,
             max_queue_delay: self.random.pick(&[Duration::ZERO, Duration::ZERO, Duration::from_millis(3)]),
-            max_gather_delay: self.random.pick(&[Duration::ZERO, Duration::from_millis(2)]),
+            max_gather_delay: Duration::from_millis(2 * u64::from(self.instances % 2)),
             max_queue_rows: self.random.pick(&[8, 100, 2000]),
             max_queue_bytes: ByteSize(self.random.pick(&[500, 100_000])),
             priority_levels: self.scenario.levels,

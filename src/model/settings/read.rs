@@ -58,8 +58,8 @@ pub(super) fn model(keys: &mut Keys) -> Option<Settings> {
 }
 
 /// What the server's `[model]` section may hold: everything that does not name a dimension or tensor of one model.
+/// All keys are read before any is missed, so that every fault is found.
 pub(super) fn defaults(keys: &mut Keys) -> Option<Settings> {
-    // All keys are read before any is missed, so that every fault is found.
     let batch_axis = keys.read("batch_axis", batch_axis);
     let instances = keys.read("instances", instances);
     let intra_op_threads = keys.read("intra_op_threads", auto_or(count(1024u32)));
