@@ -59,7 +59,7 @@ test-rust: test-setup
 test-clients: test-setup
 	PYTHONPATH=$(TOOLS)/tests:$(TOOLS)/models $(PYTHON) -m unittest discover --start-directory tests/clients --verbose
 
-# The variants of config/kubernetes against schemas, and the Dockerfile. Needs kubectl or kustomize.
+# The variants of config/kubernetes against schemas, and the Dockerfile. Rendered with kubectl or kustomize, if there is one.
 test-manifests: $(TOOLS)/manifests/.done .setup/schemas/.done
 	PYTHONPATH=$(TOOLS)/manifests MANIFEST_TOOLS=$(TOOLS)/manifests/bin $(PYTHON) -m unittest discover --start-directory tests/manifests --verbose
 

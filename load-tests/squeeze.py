@@ -53,10 +53,13 @@ class Run:
                                 text=True)
 
 
+# Small enough that loading runs it, whatever batches pay.
+PROBED = 4
+
+
 def bytes_per_row(run):
-    """Run memory of one instance's largest batch, by the arenas' own peaks, per row."""
-    peaks = [arena["peak_active"] for arena in run.ledger()["arenas"] if arena["kind"] == "run"]
-    return max(peaks) / MODELS[run.name][2]
+    """Run memory of one instance of a server whose largest batch is `PROBED` rows, by the arenas' own peaks, per row."""
+    return max(arena["peak_active"] for arena in run.ledger()["arenas"] if arena["kind"] == "run") / PROBED
 
 
 def paired(arguments, folder, name, limits, per_row):
@@ -152,7 +155,7 @@ def batch_sizes(server, name, fifths):
 
 
 def squeeze(arguments, folder, name):
-    probe = Run(arguments, folder, name, MODELS[name][2], 0)
+    probe = Run(arguments, folder, name, PROBED, 0)
     json.loads(probe.load(2).communicate()[0])
     per_row, fixed, instances = bytes_per_row(probe), probe.fixed(), 2
     probe.server.stop()
