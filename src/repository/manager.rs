@@ -27,6 +27,8 @@ const PROGRESS: Duration = Duration::from_secs(2);
 const MAX_RELOADS: u32 = 3;
 /// How often it is asked whether requests still use a version that was replaced.
 const STILL_USED: Duration = Duration::from_millis(20);
+/// How long a version that nobody uses any more is kept before it is unloaded.
+const SETTLED: Duration = Duration::from_millis(500);
 
 /// Loads models, one after the other, and tells everybody.
 #[derive(Debug)]
@@ -258,6 +260,8 @@ impl Manager {
             if tokio::time::timeout(most, unused).await.is_err() {
                 tracing::warn!(model = spec.name, version = spec.version, "requests that use it are refused now");
             }
+            // A request that has just found the version may not have reached the loop yet.
+            tokio::time::sleep(SETTLED).await;
             if control.send(Control::Unload(spec.id)).await.is_ok() {
                 tracing::info!(model = spec.name, version = spec.version, "model is unloaded");
             }

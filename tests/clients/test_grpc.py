@@ -217,7 +217,8 @@ class Infer(GrpcTestCase):
 class Cancelled(GrpcTestCase):
     def test_a_cancelled_call_leaves_the_server(self):
         row = as_inputs({"x": np.array([[7]], dtype=np.float32)})
-        first = [self.grpc.async_infer("slow", row, callback=lambda result, error: None) for _ in range(32)]
+        many = as_inputs({"x": np.full((256, 1), 7, dtype=np.float32)})
+        first = [self.grpc.async_infer("slow", many, callback=lambda result, error: None) for _ in range(64)]
         waiting = 'concertina_queue_requests{model="slow",version="1"}'
         wait_until(lambda: self.server.metric(waiting) > 0, "requests wait")
         for call in first:

@@ -51,7 +51,7 @@ class Load:
                         raise AssertionError(f"a wrong answer: {y}")
                     self.seen.append(factor)
                 except Exception as error:
-                    self.faults.append(repr(error))
+                    self.faults.append(f"{error!r}: {error}")
                     return
 
     def end(self):
