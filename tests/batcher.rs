@@ -83,7 +83,9 @@ async fn start(instances: u32, max_in_flight: usize) -> Server {
         observations: Vec::new(),
     };
     let load = ModelLoad { spec: Arc::clone(&spec), plan, workers, samples: Vec::new() };
-    control.send(Control::Load(Box::new(load))).await.unwrap();
+    let (taken, is_taken) = oneshot::channel();
+    control.send(Control::Load { model: Box::new(load), taken }).await.unwrap();
+    is_taken.await.unwrap();
     Server { batcher, control, events, spec, clock, batches, finished }
 }
 

@@ -52,7 +52,13 @@ pub struct Sample {
 #[derive(Debug)]
 pub enum Control {
     /// A model is ready.
-    Load(Box<ModelLoad>),
+    Load {
+        /// It.
+        model: Box<ModelLoad>,
+        /// Told as soon as requests for it find it here. They come by a channel of their own, so whoever shows the model to clients
+        /// waits for this: they would be refused otherwise.
+        taken: oneshot::Sender<()>,
+    },
     /// A model goes away.
     Unload(ModelId),
     /// Memory was measured.
@@ -273,7 +279,11 @@ impl Loop {
 
     fn control(&mut self, control: Control) {
         match control {
-            Control::Load(load) => self.load(*load),
+            Control::Load { model, taken } => {
+                self.load(*model);
+                // Whoever waits may have gone.
+                let _ = taken.send(());
+            }
             Control::Unload(model) => {
                 self.handle(Input::Unload(model));
                 // Letting a worker's channel go ends its thread after the batches that it has.

@@ -27,8 +27,6 @@ const PROGRESS: Duration = Duration::from_secs(2);
 const MAX_RELOADS: u32 = 3;
 /// How often it is asked whether requests still use a version that was replaced.
 const STILL_USED: Duration = Duration::from_millis(20);
-/// How long a version that nobody uses any more is kept before it is unloaded.
-const SETTLED: Duration = Duration::from_millis(500);
 
 /// Loads models, one after the other, and tells everybody.
 #[derive(Debug)]
@@ -196,7 +194,10 @@ impl Manager {
         let (state, spec, result) = match result {
             Ok(load) => {
                 let spec = Arc::new(ModelSpec::clone(&load.spec));
-                if self.control.send(Control::Load(Box::new(load))).await.is_err() {
+                let (taken, is_taken) = oneshot::channel();
+                // Not sent means that `taken` is dropped, and that is an error of `is_taken`.
+                let _ = self.control.send(Control::Load { model: Box::new(load), taken }).await;
+                if is_taken.await.is_err() {
                     return Err("the server is shutting down".to_owned());
                 }
                 (ModelState::Ready(Arc::clone(&spec)), Some(spec), Ok(()))
@@ -260,8 +261,6 @@ impl Manager {
             if tokio::time::timeout(most, unused).await.is_err() {
                 tracing::warn!(model = spec.name, version = spec.version, "requests that use it are refused now");
             }
-            // A request that has just found the version may not have reached the loop yet.
-            tokio::time::sleep(SETTLED).await;
             if control.send(Control::Unload(spec.id)).await.is_ok() {
                 tracing::info!(model = spec.name, version = spec.version, "model is unloaded");
             }
