@@ -4,6 +4,9 @@
 //!
 //! Prints one JSON object per model and size. `largest_batch.py` runs it and ONNX Runtime's own arena side by side.
 
+#[path = "../tests/support/mod.rs"]
+mod support;
+
 use clap::Parser;
 use concertina::clock::Clock;
 use concertina::memory::{Device, DeviceOptions, HOST_ALIGNMENT, Host};
@@ -11,7 +14,7 @@ use concertina::model::derive::derive;
 use concertina::model::{Dim, InferRequest, InputTensor, ModelSpec, Settings, ValidRequest};
 use concertina::runtime::{Arenas, Batch, BatchPart, Runtime, Session, SessionOptions};
 use concertina::tensor::{DataType, Shape, Tensor};
-use concertina::units::{BatchId, ByteSize, DeviceId, ModelId, Rows};
+use concertina::units::{BatchId, ByteSize, DeviceId, Rows};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -68,18 +71,7 @@ fn largest(runtime: &Runtime, name: &str, file: &Path, bytes: u64) -> anyhow::Re
     if derived.batch_axis != Some(0) || !derived.unproven.is_empty() {
         return Ok(None);
     }
-    let spec = Arc::new(ModelSpec {
-        id: ModelId(0),
-        name: name.to_owned(),
-        version: 1,
-        inputs: session.graph().inputs.clone(),
-        outputs: session.graph().outputs.clone(),
-        batch_axis: derived.batch_axis,
-        unbatched_reason: None,
-        max_batch_size: MOST,
-        settings,
-    });
-    session.set_spec(Arc::clone(&spec));
+    let spec = support::settle(&mut session, name, derived.batch_axis, MOST);
     let clock = Clock::start();
     let mut runs = |rows: Rows| {
         let Ok(request) = ValidRequest::new(Arc::clone(&spec), request(&spec, rows), MOST) else { return false };

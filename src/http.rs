@@ -64,6 +64,7 @@ use crate::repository::Controller;
 use arc_swap::ArcSwap;
 use axum::Router;
 use axum::http::{HeaderName, HeaderValue, Method, header};
+use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use std::fmt;
 use std::sync::Arc;
@@ -151,7 +152,7 @@ impl fmt::Debug for AppState {
 
 /// How an inference ended. Every response of an infer route carries one as an extension, for a layer around the router that
 /// counts; a client that goes away leaves none.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Outcome {
     /// The model; `None` if the request named none that is ready, so that clients cannot invent names.
     pub model: Option<Arc<ModelSpec>>,
@@ -159,6 +160,16 @@ pub struct Outcome {
     pub failure: Option<Code>,
     /// Its rows; 0 if the request was refused before they were known.
     pub rows: u32,
+}
+
+impl Outcome {
+    /// The response of an infer route, with how it ended.
+    fn response(mut self, answer: Result<Response, ApiError>) -> Response {
+        self.failure = answer.as_ref().err().map(ApiError::code);
+        let mut response = answer.unwrap_or_else(IntoResponse::into_response);
+        response.extensions_mut().insert(self);
+        response
+    }
 }
 
 /// The routes of the repository, and of extensions that the server does not have.

@@ -9,7 +9,7 @@ use concertina::model::derive::derive;
 use concertina::model::{Dim, InferRequest, InputTensor, ModelSpec, Settings, ValidRequest};
 use concertina::runtime::{Arenas, Batch, BatchPart, Ran, RunError, Session, SessionOptions};
 use concertina::tensor::{DataType, Shape, Tensor};
-use concertina::units::{BatchId, ByteSize, ModelId};
+use concertina::units::{BatchId, ByteSize};
 use std::sync::Arc;
 
 /// No test model allocates more often than this while it loads or runs.
@@ -133,18 +133,7 @@ impl Model {
         let derived = derive(name, session.graph(), &settings).unwrap();
         // Nothing is confirmed by runs here, so only what the names prove counts as a batch axis.
         let batch_axis = derived.batch_axis.filter(|_| derived.unproven.is_empty());
-        let spec = Arc::new(ModelSpec {
-            id: ModelId(0),
-            name: name.to_owned(),
-            version: 1,
-            inputs: session.graph().inputs.clone(),
-            outputs: session.graph().outputs.clone(),
-            batch_axis,
-            unbatched_reason: None,
-            max_batch_size: 8,
-            settings,
-        });
-        session.set_spec(Arc::clone(&spec));
+        let spec = support::settle(&mut session, name, batch_axis, 8);
         let request = Arc::new(request(&spec));
         let rows = request.rows;
         let parts = vec![BatchPart { request, start: 0, rows }];

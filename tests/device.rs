@@ -20,7 +20,7 @@ use concertina::runtime::{
     Arenas, Batch, BatchPart, CudaOptions, Plan, Ran, Recipe, RunError, Session, SessionOptions, Weights, cuda,
 };
 use concertina::tensor::{DataType, Shape, Tensor};
-use concertina::units::{BatchId, ByteSize, DeviceId, Instant, ModelId, Rows};
+use concertina::units::{BatchId, ByteSize, DeviceId, Instant, Rows};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -145,18 +145,7 @@ fn load(device: &Device, file: &Path, batch_axis: Option<usize>) -> Result<Loade
     let options = SessionOptions { intra_op_threads: 2, optimize: true };
     let arenas = Arenas::new(device, "test", 1).unwrap();
     let mut session = Session::load(support::runtime(), file, options, arenas.clone())?;
-    let spec = Arc::new(ModelSpec {
-        id: ModelId(0),
-        name: "m".to_owned(),
-        version: 1,
-        inputs: session.graph().inputs.clone(),
-        outputs: session.graph().outputs.clone(),
-        batch_axis,
-        unbatched_reason: None,
-        max_batch_size: 64,
-        settings: Settings::default(),
-    });
-    session.set_spec(Arc::clone(&spec));
+    let spec = support::settle(&mut session, "m", batch_axis, 64);
     Ok(Loaded { session, spec, arenas, clock: Clock::start() })
 }
 

@@ -1,39 +1,16 @@
 //! Clients that ask again right behind their answers, in virtual time.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-use concertina::scheduler::{Action, Dispatch, Input, ModelPlan, Observation, Outcome, RequestMeta, Scheduler};
-use concertina::units::{ByteSize, ClassId, DeviceId, InstanceId, Instant, ModelId, RequestId, Rows};
+#[path = "support/plan.rs"]
+mod support;
+
+use concertina::scheduler::{Action, Dispatch, Input, ModelPlan, Observation, Outcome, Scheduler};
+use concertina::units::{ByteSize, ClassId, Instant, Rows};
 use std::time::Duration;
+use support::{plan, request};
 
-fn plan(gather: Duration, observations: Vec<Observation>) -> ModelPlan {
-    ModelPlan {
-        model: ModelId(0),
-        device: DeviceId(0),
-        instances: vec![InstanceId(0)],
-        ladder: vec![1, 2, 4, 8],
-        round_up: false,
-        pipeline: 1,
-        max_queue_delay: Duration::ZERO,
-        max_gather_delay: gather,
-        max_queue_rows: 100,
-        max_queue_bytes: ByteSize(1000),
-        priority_levels: 1,
-        knee_tolerance: 0.03,
-        observations,
-    }
-}
-
-fn request(id: u64) -> RequestMeta {
-    RequestMeta {
-        id: RequestId(id),
-        model: ModelId(0),
-        class: ClassId(0),
-        units: 1,
-        rows: 1,
-        bytes: ByteSize(1),
-        deadline: None,
-        priority: 1,
-    }
+fn gathering(max_gather_delay: Duration, observations: Vec<Observation>) -> ModelPlan {
+    ModelPlan { max_gather_delay, observations, ..plan(0) }
 }
 
 /// Eight clients, each asking again 100 µs after its answer, one after the other; the batch sizes of the last rounds.
@@ -48,7 +25,7 @@ fn closed_loop(gather: Duration, micros: impl Fn(u64) -> u64) -> Vec<Rows> {
     let observations = [1, 2, 4, 8].map(observation).to_vec();
     let mut scheduler = Scheduler::new();
     let mut now = Instant(1);
-    scheduler.handle(now, Input::Load(plan(gather, observations)));
+    scheduler.handle(now, Input::Load(gathering(gather, observations)));
     let mut arrivals: Vec<Instant> = (0..8).map(|client| now + Duration::from_micros(client * 100)).collect();
     let (mut id, mut running, mut sizes) = (0, None, Vec::new());
     while sizes.len() < 200 {

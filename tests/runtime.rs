@@ -5,11 +5,11 @@ mod support;
 
 use concertina::clock::Clock;
 use concertina::memory::Device;
-use concertina::model::{InferRequest, InputTensor, ModelSpec, Settings, ValidRequest};
+use concertina::model::{InferRequest, InputTensor, ModelSpec, ValidRequest};
 use concertina::runtime::calibrate::{CalibrationError, calibrate};
 use concertina::runtime::{Arenas, Batch, BatchPart, RunError, Session, SessionOptions};
 use concertina::tensor::{DataType, Tensor};
-use concertina::units::{BatchId, ByteSize, ModelId, Rows};
+use concertina::units::{BatchId, ByteSize, Rows};
 use proptest::prelude::*;
 use std::sync::Arc;
 
@@ -25,18 +25,7 @@ fn load(name: &str, batch_axis: Option<usize>) -> Loaded {
     let device = support::device();
     let arenas = Arenas::new(&device, name, 1).unwrap();
     let mut session = Session::load(support::runtime(), &support::test_model(name), options, arenas).unwrap();
-    let spec = Arc::new(ModelSpec {
-        id: ModelId(0),
-        name: name.to_owned(),
-        version: 1,
-        inputs: session.graph().inputs.clone(),
-        outputs: session.graph().outputs.clone(),
-        batch_axis,
-        unbatched_reason: None,
-        max_batch_size: 64,
-        settings: Settings::default(),
-    });
-    session.set_spec(Arc::clone(&spec));
+    let spec = support::settle(&mut session, name, batch_axis, 64);
     Loaded { device, session, spec, clock: Clock::start() }
 }
 

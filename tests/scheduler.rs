@@ -1,11 +1,14 @@
 //! One behaviour of the scheduler at a time; `simulation.rs` mixes them.
 
+#[path = "support/plan.rs"]
+mod support;
+
 use concertina::scheduler::{
-    Action, Dispatch, Input, LimitedBy, MemorySample, ModelPlan, Observation, Outcome, Part, Rejection, RequestMeta,
-    Scheduler,
+    Action, Dispatch, Input, LimitedBy, MemorySample, ModelPlan, Outcome, Part, Rejection, RequestMeta, Scheduler,
 };
 use concertina::units::{BatchId, ByteSize, ClassId, DeviceId, InstanceId, Instant, ModelId, RequestId, Rows};
 use std::time::Duration;
+use support::{plan, request};
 
 const DONE: Outcome = Outcome::Done { duration: Duration::from_millis(10), bytes: ByteSize(0) };
 const DENIED: Outcome = Outcome::OutOfMemory { bytes: ByteSize(0) };
@@ -87,45 +90,6 @@ impl Rig {
 
 fn at(millis: u64) -> Instant {
     Instant(millis * 1_000_000)
-}
-
-/// One instance, up to 8 rows; a row takes 10 bytes, a batch about 10 ms.
-fn plan(model: u32) -> ModelPlan {
-    let observation = |rows: Rows| Observation {
-        class: ClassId(0),
-        units: 1,
-        rows,
-        duration: Duration::from_millis(9 + u64::from(rows)),
-        bytes: ByteSize(10 * u64::from(rows)),
-    };
-    ModelPlan {
-        model: ModelId(model),
-        device: DeviceId(0),
-        instances: vec![InstanceId(model)],
-        ladder: vec![1, 2, 4, 8],
-        round_up: false,
-        pipeline: 1,
-        max_queue_delay: Duration::ZERO,
-        max_gather_delay: Duration::ZERO,
-        max_queue_rows: 100,
-        max_queue_bytes: ByteSize(1000),
-        priority_levels: 2,
-        knee_tolerance: 0.03,
-        observations: [1, 4, 8].map(observation).to_vec(),
-    }
-}
-
-fn request(id: u64) -> RequestMeta {
-    RequestMeta {
-        id: RequestId(id),
-        model: ModelId(0),
-        class: ClassId(0),
-        units: 1,
-        rows: 1,
-        bytes: ByteSize(1),
-        deadline: None,
-        priority: 1,
-    }
 }
 
 fn requests(ids: std::ops::RangeInclusive<u64>) -> impl Iterator<Item = RequestMeta> {

@@ -25,7 +25,7 @@ pub(super) async fn infer(
     budget: Option<Duration>,
 ) -> Result<ModelInferResponse, ApiError> {
     let ended = (grpc.begins)();
-    let mut outcome = Outcome { model: None, failure: None, rows: 0 };
+    let mut outcome = Outcome::default();
     let answer = answer(grpc, message, budget, &mut outcome);
     let result = match budget {
         None => answer.await,

@@ -8,7 +8,7 @@ use super::{AppState, Outcome, binary, body, coding, decode, encode};
 use crate::metrics::Stage;
 use crate::model::{ValidRequest, classify};
 use axum::extract::{Request, State};
-use axum::response::{IntoResponse as _, Response};
+use axum::response::Response;
 use std::sync::Arc;
 
 pub(super) async fn infer(
@@ -16,16 +16,9 @@ pub(super) async fn infer(
     path: Result<ModelPath, ApiError>,
     request: Request,
 ) -> Response {
-    let mut outcome = Outcome { model: None, failure: None, rows: 0 };
-    let mut response = match answer(&state, path, request, &mut outcome).await {
-        Ok(response) => response,
-        Err(error) => {
-            outcome.failure = Some(error.code());
-            error.into_response()
-        }
-    };
-    response.extensions_mut().insert(outcome);
-    response
+    let mut outcome = Outcome::default();
+    let answer = answer(&state, path, request, &mut outcome).await;
+    outcome.response(answer)
 }
 
 async fn answer(

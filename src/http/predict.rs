@@ -16,7 +16,7 @@ use crate::tensor::DataType;
 use axum::body::Body;
 use axum::extract::{Path, Request, State};
 use axum::http::header::CONTENT_TYPE;
-use axum::response::{IntoResponse as _, Response};
+use axum::response::Response;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -70,17 +70,10 @@ pub(super) async fn predict(
     path: Result<Path<Target>, axum::extract::rejection::PathRejection>,
     request: Request,
 ) -> Response {
-    let mut outcome = Outcome { model: None, failure: None, rows: 0 };
+    let mut outcome = Outcome::default();
     let target = path.map(|Path(target)| target).map_err(|_| ApiError::RouteNotFound);
-    let mut response = match answer(&state, target, request, &mut outcome).await {
-        Ok(response) => response,
-        Err(error) => {
-            outcome.failure = Some(error.code());
-            error.into_response()
-        }
-    };
-    response.extensions_mut().insert(outcome);
-    response
+    let answer = answer(&state, target, request, &mut outcome).await;
+    outcome.response(answer)
 }
 
 async fn answer(

@@ -2,10 +2,11 @@
 #![allow(dead_code, reason = "each test program uses a part")]
 
 use concertina::memory::{Device, DeviceOptions, HOST_ALIGNMENT, Host};
-use concertina::runtime::Runtime;
-use concertina::units::{ByteSize, DeviceId};
+use concertina::model::{ModelSpec, Settings};
+use concertina::runtime::{Runtime, Session};
+use concertina::units::{ByteSize, DeviceId, ModelId, Rows};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 /// The checkout.
 pub(crate) fn root() -> &'static Path {
@@ -32,4 +33,26 @@ pub(crate) fn device() -> Device {
     let options =
         DeviceOptions { id: DeviceId(0), limit: ByteSize::MAX, headroom: ByteSize::ZERO, alignment: HOST_ALIGNMENT };
     Device::new(Box::new(Host::new()), options)
+}
+
+/// Settles what the axes of a loaded session mean, as the loader would.
+pub(crate) fn settle(
+    session: &mut Session,
+    name: &str,
+    batch_axis: Option<usize>,
+    max_batch_size: Rows,
+) -> Arc<ModelSpec> {
+    let spec = Arc::new(ModelSpec {
+        id: ModelId(0),
+        name: name.to_owned(),
+        version: 1,
+        inputs: session.graph().inputs.clone(),
+        outputs: session.graph().outputs.clone(),
+        batch_axis,
+        unbatched_reason: None,
+        max_batch_size,
+        settings: Settings::default(),
+    });
+    session.set_spec(Arc::clone(&spec));
+    spec
 }
