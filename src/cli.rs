@@ -125,7 +125,7 @@ fn execute(
         }
         (_, Err(faults)) => concluded(report::faults(&faults, err), &faults),
         (Command::Models(_), Ok(config)) => models(&config, hooks, out),
-        (Command::Healthcheck(_), Ok(config)) => match health::check(&config.address) {
+        (Command::Healthcheck(_), Ok(config)) => match health::check(&config) {
             Ok(()) => Ok(0),
             Err(reason) => writeln!(err, "{reason}").map(|()| 1),
         },

@@ -205,3 +205,11 @@ fn profile_measures_the_version_that_is_meant_or_says_what_there_is() {
         assert_eq!(command(bad).0, 2, "{bad:?}");
     }
 }
+
+#[test]
+fn a_health_check_says_that_it_speaks_no_tls() {
+    let keys = ["tls.certificate=c.pem", "tls.key=k.pem"].map(|key| ["--set", key]);
+    let (code, _, err) = command(&[&["healthcheck"], keys.as_flattened()].concat());
+    assert_eq!(code, 1);
+    assert!(err.contains("tls.certificate") && err.contains("/v2/health/ready"), "{err}");
+}
