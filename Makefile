@@ -66,8 +66,7 @@ test-manifests: $(TOOLS)/manifests/.done .setup/schemas/.done
 image: $(RUNTIME)
 	docker build $(IMAGE_FLAGS) --target cpu --tag concertina:0.1.0 .
 
-# After `make setup-gpu`.
-image-cuda:
+image-cuda: $(GPU)/.done
 	docker build $(IMAGE_FLAGS) --target cuda --tag concertina:0.1.0-cuda .
 
 # Needs docker; where the base image cannot be pulled, root and debootstrap as well.

@@ -71,7 +71,7 @@ def main():
         f"| failed requests | {result['errors']} |", f"| wrong answers | {result['wrong']} |",
         f"| refused by the scheduler | {rejections} |", f"| batches done | {batches['done']} |",
         f"| batches that found no memory and ran again in halves | {batches['out_of_memory']} |",
-        f"| of them predicted more than 5% too many bytes | {over:.3%} |", f"| predicted too few bytes | {under:.3%} |",
+        f"| batches predicted more than 5% too many bytes | {over:.3%} |", f"| batches predicted too few bytes | {under:.3%} |",
         f"| batches failed, instances lost | {batches['failed']}, {batches['instance_lost']} |",
         f"| queue and requests in flight empty at the end | {empty} |",
         f"| run memory all given back | {given_back} |", f"| resident at the end, MiB | {resident:.0f} |", "",

@@ -121,6 +121,6 @@ class Server:
 def machine():
     """One line on where and when something was measured."""
     name = next((line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")), "")
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    return (f"Machine: {os.cpu_count()} cores, {name}, {platform.system()} {platform.release()}; {time.strftime('%Y-%m-%d')}; "
+    commit = subprocess.run(["git", "describe", "--always", "--dirty", "--exclude=*"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    return (f"Machine: {os.cpu_count()} cores, {name}, {platform.system()} {platform.release().split('-')[0]}; {time.strftime('%Y-%m-%d')}; "
             f"commit {commit}; ONNX Runtime 1.31.1, CPU.")

@@ -1,5 +1,5 @@
 //! Throws mutated requests at the server's router and, for `headers`, at its accept loop, in this process: for a while, or
-//! until something breaks. Broken is an answer 500, no answer in a second, a panic, and memory above four times the input and a constant.
+//! until something breaks. Broken is an answer 500, no answer in 10 seconds, a panic, and memory above four times the input and a constant.
 //!
 //! Inputs that are answered in a new way (another status, or other words) are kept and mutated further, so that mutations
 //! find their way through the checks one by one. It runs with whatever Rust builds the server.

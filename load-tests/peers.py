@@ -6,7 +6,7 @@
 
 peers/install.sh fills PEERS_HOME. The load is wrk, closed loop, one row a request; before it, every server's answer to
 the same row is compared with ours. A server's layout (instances x threads) and batching delay are given by --layouts, by
-default as peers/layouts.json says what is best for it.
+default as peers/layouts.json says, else 2 x 1 and 1 ms; they are not tuned for each server.
 """
 import argparse
 import json

@@ -171,7 +171,7 @@ def squeeze(arguments, folder, name):
 
 def render(arguments, results):
     lines = ["# A squeeze rehearsed on the host", "", machine() + "  ",
-             f"Command: `make squeeze`; {arguments.connections} connections, closed loop, every answer checked; "
+             f"Command: `load-tests/squeeze.py {' '.join(sys.argv[1:])}`; {arguments.connections} connections, closed loop, every answer checked; "
              "two instances of one thread. Rates: all servers up, taking turns of "
              f"{arguments.static_seconds} s, {arguments.rounds} rounds; the ratio is of the turns of one round: median (quartiles). Steps: 100, 50, 25, 12, 6, 100% every "
              f"{arguments.step_seconds} s under one unbroken load.", ""]

@@ -47,9 +47,12 @@
 //! - `src/runtime/bound.rs`: tensors in the memory of a device, and which node runs where.
 //! - `src/runtime/cuda.rs`: handing a stream of ours to ONNX Runtime.
 //! - `src/runtime/library.rs`: setting an environment variable before any thread exists.
-//! - `load-tests/fuzz.rs`: an allocator that counts, in a program that is not part of the server.
-//! - `tests/device.rs`: losing a GPU on purpose.
 //! - `src/runtime/strings.rs`: string tensors of any bytes, through ONNX Runtime's C interface.
+//!
+//! In programs that are not part of the server:
+//! - `load-tests/fuzz.rs`: an allocator that counts.
+//! - `load-tests/neighbour.rs`: taking a GPU's memory as a neighbour does.
+//! - `tests/device.rs`: losing a GPU on purpose.
 
 pub mod admin;
 pub mod batcher;

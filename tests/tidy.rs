@@ -89,7 +89,7 @@ struct Source {
 fn sources() -> Vec<Source> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut files = Vec::new();
-    for folder in ["src", "tests", "benches"] {
+    for folder in ["src", "tests", "load-tests"] {
         collect(&root.join(folder), &mut files);
     }
     files.sort();

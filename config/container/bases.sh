@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the one image that the Dockerfile starts from, where none can be pulled: Debian with a C compiler, and the Rust
+# Makes the one image that the Dockerfile starts from, where it cannot be pulled: Debian with a C compiler, and the Rust
 # toolchain of this machine, imported under the name that the Dockerfile uses. Needed: root, debootstrap, docker, and the
 # toolchain in the version that the Dockerfile names. MIRROR names another Debian mirror.
 set -euo pipefail
@@ -9,6 +9,9 @@ version=$(sed -n 's/^ARG RUST=//p' Dockerfile)
 image="rust:$version-slim-bookworm"
 if docker image inspect "$image" >/dev/null 2>&1; then
     echo "$image is there already"
+    exit 0
+fi
+if timeout 600 docker pull --quiet "$image" 2>/dev/null; then
     exit 0
 fi
 # `cargo +VERSION` would fetch what is not there; a toolchain that is installed is asked by its folder instead.
