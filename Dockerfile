@@ -1,5 +1,6 @@
-# Images of Concertina: `cpu` (the default) and `cuda`. `make image` builds the first, `make image-cuda` the second; both commands fetch
-# ONNX Runtime into .setup/ beforehand, pinned by hash, and the build only copies it from there.
+# Images of Concertina: `cpu` and `cuda`; name the target, since without one it is the last. `make image` builds the first, `make
+# image-cuda` the second; both commands fetch ONNX Runtime into .setup/ beforehand, pinned by hash, and the build only copies it. (The
+# stages of the first come first: an engine without BuildKit builds all in front of the target.)
 #
 # The images hold the server, the libraries it loads, and nothing else: no shell, no package manager, no compiler.
 
@@ -61,6 +62,11 @@ ENTRYPOINT ["/usr/local/bin/concertina"]
 CMD ["serve"]
 
 # ---------------------------------------------------------------------------------------------------------------------
+FROM base AS cpu
+# Beside the executable is where the server looks last, so a library that somebody mounts and names prevails.
+COPY .setup/onnxruntime/ /usr/local/bin/
+
+# ---------------------------------------------------------------------------------------------------------------------
 # What `make setup-gpu` has fetched, in two folders: ONNX Runtime with its CUDA provider, and CUDA's libraries. The driver's own
 # come from the host, by NVIDIA's container toolkit.
 FROM build AS gpu
@@ -78,8 +84,3 @@ ENV NVIDIA_VISIBLE_DEVICES=void \
     CONCERTINA_ONNXRUNTIME=/usr/local/lib/onnxruntime/libonnxruntime.so.1.31.1 \
     CUDA_CACHE_PATH=/tmp/cuda
 CMD ["serve", "--set", "runtime.providers=cuda"]
-
-# ---------------------------------------------------------------------------------------------------------------------
-FROM base AS cpu
-# Beside the executable is where the server looks last, so a library that somebody mounts and names prevails.
-COPY .setup/onnxruntime/ /usr/local/bin/
