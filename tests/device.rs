@@ -9,6 +9,8 @@
 #![allow(unsafe_code, reason = "see above")]
 #![allow(clippy::disallowed_methods, reason = "a process that has lost its device ends where it is")]
 
+#[path = "device/recorded.rs"]
+mod recorded;
 mod support;
 
 use concertina::clock::Clock;
@@ -377,45 +379,4 @@ fn a_lost_device_is_noticed_by_the_next_run() {
     println!("NOTICED {:?}", device.lost());
     // What clean-up does after that is the libraries' own; the process ends here, as the server's does.
     std::process::exit(0);
-}
-
-#[test]
-fn recorded_runs_give_the_same_answers_and_go_first_when_memory_is_short() {
-    let Some(gpu) = gpu_with_provider() else { return };
-    for (name, file) in models() {
-        let device = device(gpu, ByteSize::MAX);
-        let mut loaded = load(&device, &file, Some(0)).unwrap();
-        let batches: Vec<Batch> = (1..=8).map(|rows| loaded.batch(rows, rows, u64::from(rows))).collect();
-        let plain: Vec<Vec<f32>> = batches.iter().map(|batch| values(loaded.run(batch))).collect();
-        // Its weights are those of the session, which has them for itself here: the recordings have theirs.
-        let weights = Weights::upload(&device, &file, (name, 1)).unwrap();
-        println!("NUMBER {name}: {weights:?}");
-        let cuda = CudaOptions { weights: Some(Arc::new(weights)), ..CudaOptions::default() };
-        let recipe = Recipe::new(support::runtime(), &file, cuda, (&device, name, 1)).unwrap();
-        // The shapes that are recorded are those of synthetic requests: as long as ours.
-        let plan = Plan { recipe, sizes: vec![1, 2, 4, 8], mode: CudaGraph::On, integers: Fill::One };
-        let mut settings = Settings::default();
-        settings.warmup.default_dim = 16;
-        let spec = Arc::new(ModelSpec { settings, ..ModelSpec::clone(&loaded.spec) });
-        loaded.session.set_spec(spec);
-        loaded.session.plan_recording(plan);
-        let recorded = loaded.session.record(loaded.clock);
-        println!("NUMBER {name}: recorded {recorded:?}");
-        assert_eq!(loaded.session.recorded(), [1, 2, 4, 8], "{name}");
-        for round in 0..3 {
-            for (batch, plain) in batches.iter().zip(&plain) {
-                let largest = plain.iter().fold(1e-6f32, |most, value| most.max(value.abs()));
-                let played = values(loaded.run(batch));
-                let apart = played.iter().zip(plain).map(|(a, b)| (a - b).abs() / largest).fold(0.0, f32::max);
-                assert!(played.len() == plain.len() && apart < 5e-3, "{name} {round}: {apart}");
-            }
-        }
-        let before = device.stats().committed;
-        assert!(device.shed(), "{name}: there is something to give up");
-        assert_eq!(loaded.session.recorded(), [0; 0], "{name}");
-        device.trim(at(2_000_000));
-        device.trim(at(2_000_010));
-        assert!(device.stats().committed < before, "{name}");
-        assert_eq!(values(loaded.run(&batches[2])), plain[2], "{name}: it runs without");
-    }
 }

@@ -160,6 +160,12 @@ impl Arena {
         stats
     }
 
+    /// The end of the highest block in the run that is going on; see [`RunStats::footprint`].
+    #[must_use]
+    pub fn footprint(&self) -> ByteSize {
+        size(self.handle.core.lock().run.map_or(0, |run| run.footprint))
+    }
+
     /// The numbers of this arena now.
     #[must_use]
     pub fn stats(&self) -> ArenaStats {

@@ -153,6 +153,13 @@ impl SessionAllocator {
         self.shared.arenas.run.stats().last_denied
     }
 
+    /// What is allocated from now on belongs to no run, though the run of the arena goes on. Answers the end of the highest block
+    /// in it so far.
+    pub(super) fn pause_run(&self) -> ByteSize {
+        self.shared.running.store(false, Ordering::Release);
+        self.shared.arenas.run.footprint()
+    }
+
     /// The run is over and all its values are gone.
     pub(super) fn end_run(&self, now: Instant) -> RunStats {
         self.shared.running.store(false, Ordering::Release);

@@ -2,17 +2,23 @@
 //! put on their way, its run is put into the stream, and when the device is through with it its outputs are given out.
 //!
 //! A run of which there is a recording is played back instead.
+//!
+//! Who is denied device memory: staging and launching first have recordings dropped, of this instance and then of others, and try
+//! once more; what is denied then, and what an operator is denied in a run, is [`RunError::OutOfMemory`], upon which the
+//! scheduler runs the rows in halves. Recordings that play meanwhile go behind their run. What is denied while a run is
+//! recorded leaves that size unrecorded, until there has been room for a while.
 
 use super::batch::Stages;
 use super::calibrate;
 use super::cuda;
-use super::graphs::{Example, Recipe};
+use super::graphs::{self, Example, Graphs, Recipe};
 use super::lanes::{Lanes, Outputs, Staged};
 use super::outputs::Wanted;
 use super::session::{Ran, out_of_memory, without_paths};
+use super::shelf::Unrecorded;
 use super::{Batch, RunError, Session};
 use crate::clock::Clock;
-use crate::memory::RunStats;
+use crate::memory::{Arena, RunStats};
 use crate::model::settings::{CudaGraph, Fill};
 use crate::tensor::Tensor;
 use crate::units::{Instant, Rows};
@@ -85,7 +91,7 @@ impl Session {
     pub(super) fn stage(&mut self, batch: &Batch, clock: Clock) -> Ready {
         let recorded = self.spec.as_ref().and_then(|spec| {
             let shapes: Vec<_> = batch.parts[0].request.inputs.iter().map(|input| &input.shape).collect();
-            self.graphs.rows_for(spec, batch.padded_rows, &shapes)
+            self.graphs.rows_for(batch.padded_rows, |inputs| graphs::fits(spec, inputs, &shapes))
         });
         self.stage_as(batch, recorded, clock)
     }
@@ -93,10 +99,15 @@ impl Session {
     fn stage_as(&mut self, batch: &Batch, recorded: Option<Rows>, clock: Clock) -> Ready {
         let started = clock.now();
         let (rows, arena) = (recorded.unwrap_or(batch.padded_rows), recorded.is_none().then_some(&self.arena));
-        let staged = match (&self.spec, &mut self.lanes) {
+        let (spec, lanes) = (&self.spec, &mut self.lanes);
+        let mut stage = || match (spec, lanes.as_mut()) {
             (Some(spec), Some(lanes)) => lanes.stage(spec, (batch, rows), arena),
             _ => Err(RunError::Lost("the session has no model, or no device".to_owned())),
         };
+        let mut staged = stage();
+        if matches!(staged, Err(RunError::OutOfMemory { .. })) && make_room(&self.graphs, &self.arena) {
+            staged = stage();
+        }
         Ready { staged, gather: clock.now().since(started), rows, recorded: recorded.is_some() }
     }
 
@@ -108,7 +119,7 @@ impl Session {
         let started = clock.now();
         let ensured = self.allocator.begin_run(started, batch.bytes).or_else(|denied| {
             // What is recorded goes before a batch is made smaller.
-            let room = self.graphs.drop_all() || self.arena.device().shed();
+            let room = make_room(&self.graphs, &self.arena);
             if room { self.allocator.begin_run(started, batch.bytes) } else { Err(denied) }
         });
         let slot = ready.staged.as_ref().map_or(0, |staged| staged.slot);
@@ -129,15 +140,18 @@ impl Session {
         let played = match (&ready.staged, &self.spec, &mut self.lanes) {
             (Ok(staged), Some(spec), Some(lanes)) => {
                 let wanted = Wanted::of(spec, batch, ready.rows);
-                let play = |recorded: &_, launch: super::graphs::Launch<'_>| {
-                    lanes.play(spec, staged, (recorded, launch), &wanted)
-                };
-                self.graphs.play(ready.rows, play)
+                let play =
+                    |recorded: &_, launch: graphs::Launch<'_>| lanes.play(spec, staged, (recorded, launch), &wanted);
+                self.graphs.play(ready.rows, |recording| recording.play(play))
             }
             _ => None,
         };
         let Some((outputs, bytes)) = played else {
-            // Dropped in the meantime: it is gathered again, for a run like any other.
+            // Dropped in the meantime: it is gathered again, for a run like any other, where it was: the other slot may hold
+            // what the batch before has not given out yet.
+            if let (Ok(_), Some(lanes)) = (&ready.staged, &mut self.lanes) {
+                lanes.unstage();
+            }
             let again = self.stage_as(batch, None, clock);
             return self.launch(batch, again, clock);
         };
@@ -236,15 +250,16 @@ impl Session {
                         in_vain = 0;
                         continue;
                     }
-                    self.graphs.forget(rows);
+                    self.graphs.forget(&plan.recipe.scratch, rows, clock);
                     in_vain += 1;
                     if in_vain >= PATIENCE {
                         break;
                     }
                 }
                 Err(reason) => {
-                    let reason = without_paths(cuda::without_host(&reason));
-                    tracing::info!(rows, reason, "runs of this model are not recorded");
+                    let short = matches!(reason, Unrecorded::Short(_));
+                    let reason = without_paths(cuda::without_host(&reason.to_string()));
+                    tracing::info!(rows, reason, short, "runs of this model are not recorded");
                     self.unrecorded = Some(format!("{rows} rows: {reason}"));
                     break;
                 }
@@ -260,9 +275,7 @@ impl Session {
     pub(super) fn restore_one(&mut self, clock: Clock) {
         let Some(plan) = self.plan.as_ref().filter(|plan| plan.sizes.len() > self.graphs.count()) else { return };
         let now = clock.now();
-        let recipe = &plan.recipe;
-        let needed = recipe.kept.stats().peak_reserved + recipe.scratch.stats().peak_reserved;
-        if self.arena.device().sample(now).budget.0 < ROOM * needed.0 {
+        if self.arena.device().sample(now).budget.0 < ROOM * plan.recipe.missing().0 {
             self.roomy_since = None;
             return;
         }
@@ -274,7 +287,12 @@ impl Session {
         let plan = plan.clone();
         match self.record_one(&plan, rows, clock) {
             Ok((before, after)) => tracing::info!(rows, ?before, ?after, "a run was recorded again"),
-            Err(reason) => {
+            Err(Unrecorded::Short(reason)) => {
+                tracing::info!(rows, reason, "a run could not be recorded again for want of memory");
+                // As long a calm as before, so that this is not tried again and again.
+                self.roomy_since = None;
+            }
+            Err(Unrecorded::Impossible(reason)) => {
                 tracing::info!(rows, reason, "a run could not be recorded again");
                 self.plan = None;
             }
@@ -288,20 +306,26 @@ impl Session {
     }
 
     /// Records one size; answers how long it took before and how long it takes now.
-    fn record_one(&mut self, plan: &Plan, rows: Rows, clock: Clock) -> Result<(Duration, Duration), String> {
+    fn record_one(&mut self, plan: &Plan, rows: Rows, clock: Clock) -> Result<(Duration, Duration), Unrecorded> {
         let spec = self.spec.clone().ok_or_else(|| "the session has no model".to_owned())?;
-        let fail = |error: RunError| error.to_string();
+        let fail = |error: RunError| match error {
+            RunError::OutOfMemory { .. } => Unrecorded::Short(error.to_string()),
+            _ => Unrecorded::Impossible(error.to_string()),
+        };
         let how = (plan.integers, clock);
         let (before, bytes) = calibrate::fastest(self, &spec, (rows, TRIALS), how).map_err(fail)?;
         let lanes = self.lanes.as_ref().ok_or_else(|| "the session has no device".to_owned())?;
         let (inputs, outputs) = lanes.last_shapes().ok_or_else(|| "it has outputs that stay on the host".to_owned())?;
         let example = Example { inputs, outputs, bytes };
-        self.graphs.record(&plan.recipe, (&spec, lanes.stream()), (rows, &example), clock)?;
+        graphs::record(&self.graphs, &plan.recipe, (&spec, lanes.stream()), (rows, &example), clock)?;
         let after = calibrate::fastest(self, &spec, (rows, TRIALS), how);
         let (after, _) = after.map_err(|error| {
-            self.graphs.forget(rows);
+            self.graphs.forget(&plan.recipe.scratch, rows, clock);
             fail(error)
         })?;
+        if !self.graphs.sizes().contains(&rows) {
+            return Err(Unrecorded::Short("its memory was wanted elsewhere at once".to_owned()));
+        }
         Ok((before, after))
     }
 
@@ -310,4 +334,32 @@ impl Session {
     pub fn recorded(&self) -> Vec<Rows> {
         self.graphs.sizes()
     }
+
+    /// For tests: two batches as a worker runs them that works ahead, except that both give out their rows at the very end.
+    /// `look` is called while the first one computes and the second one is staged, and again between the two.
+    pub fn run_ahead(&mut self, [first, second]: [&Batch; 2], clock: Clock, mut look: impl FnMut(Moment)) -> [Ran; 2] {
+        let ready = self.stage(first, clock);
+        let mut running = self.launch(first, ready, clock);
+        let ready = self.stage(second, clock);
+        look(Moment::FirstComputes);
+        self.settle(first, &mut running, clock);
+        look(Moment::SecondWaits);
+        let mut following = self.launch(second, ready, clock);
+        self.settle(second, &mut following, clock);
+        [self.scatter(first, running, clock), self.scatter(second, following, clock)]
+    }
+}
+
+/// When [`Session::run_ahead`] calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    /// The first batch is launched and the second one staged.
+    FirstComputes,
+    /// The first batch is settled and the second one not launched.
+    SecondWaits,
+}
+
+/// Has recordings dropped, of this instance or else of others; whether there is more room now.
+fn make_room(graphs: &Graphs, arena: &Arena) -> bool {
+    graphs.drop_all() || arena.device().shed()
 }

@@ -10,6 +10,7 @@ use super::allocator::{Arenas, SessionAllocator};
 use super::bound::{self, DeviceTensor, Place};
 use super::cuda::{self, CudaOptions};
 use super::lanes::Recorded;
+use super::shelf::{Kept, Shelf, Unrecorded};
 use super::weights::Weights;
 use super::{RunError, Runtime};
 use crate::clock::Clock;
@@ -23,8 +24,7 @@ use ort::session::builder::GraphOptimizationLevel;
 use ort::session::{IoBinding, Session};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// While one records, no other thread of this process may begin to.
 static RECORDING: Mutex<()> = Mutex::new(());
@@ -64,171 +64,121 @@ impl Recipe {
         let (kept, scratch) = (arena("recorded")?, arena("recorded-run")?);
         Ok(Self { runtime: runtime.clone(), file: file.to_owned(), cuda, kept, scratch })
     }
+
+    /// Bytes that all recordings together once took and do not hold now. Weights that they share are not among them: these
+    /// stay where they are.
+    pub(super) fn missing(&self) -> ByteSize {
+        let missing = |arena: &Arena| {
+            let stats = arena.stats();
+            stats.peak_active.saturating_sub(stats.active)
+        };
+        missing(&self.kept) + missing(&self.scratch)
+    }
 }
 
 /// The recordings of one instance.
-#[derive(Debug, Default)]
-pub(super) struct Graphs {
-    state: Mutex<State>,
-    /// The device plays one of them: nobody may drop it.
-    busy: AtomicBool,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    recordings: Vec<Recording>,
-    /// Lies over all run memory that recordings remember, so that the arena gives none of it back or to anyone.
-    guard: Option<Block>,
-}
+pub(super) type Graphs = Shelf<Recording>;
 
 /// Plays a recording, behind what is in the stream already.
 pub(super) type Launch<'a> = &'a mut dyn FnMut() -> Result<(), RunError>;
 
-/// One recorded run.
-struct Recording {
-    rows: Rows,
-    /// The shape of each input.
-    inputs: Vec<Shape>,
-    bytes: ByteSize,
+/// One recorded run. What comes first is dropped first.
+pub(super) struct Recording {
     session: Session,
     binding: IoBinding,
     recorded: Recorded,
     _weights: Option<Arc<Weights>>,
     // After the session, which frees into it.
-    _allocator: SessionAllocator,
+    allocator: SessionAllocator,
+    // Last: the session was made for this stream, and may outlive the ways of the instance, which hold it too.
+    _stream: Arc<Stream>,
 }
 
 impl std::fmt::Debug for Recording {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Recording").field("rows", &self.rows).field("inputs", &self.inputs).finish_non_exhaustive()
+        f.debug_struct("Recording").field("recorded", &self.recorded).finish_non_exhaustive()
     }
 }
 
-impl Graphs {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The rows of the smallest recording for a batch of so many rows with these shapes, whose batch axis does not count.
-    pub(super) fn rows_for(&self, spec: &ModelSpec, rows: Rows, shapes: &[&Shape]) -> Option<Rows> {
-        let fits = |recording: &&Recording| {
-            recording.rows >= rows && recording.inputs.iter().zip(shapes).all(|(own, other)| same(spec, own, other))
-        };
-        self.lock().recordings.iter().filter(fits).map(|recording| recording.rows).min()
-    }
-
-    /// Lets `play` use the recording of so many rows; `None` if it was dropped in the meantime. It counts as playing until
-    /// [`Self::played`].
-    pub(super) fn play<T>(&self, rows: Rows, play: impl FnOnce(&Recorded, Launch<'_>) -> T) -> Option<(T, ByteSize)> {
-        let mut state = self.lock();
-        let recording = state.recordings.iter_mut().find(|recording| recording.rows == rows)?;
-        self.busy.store(true, Ordering::SeqCst);
-        let Recording { session, binding, recorded, bytes, .. } = recording;
+impl Recording {
+    /// Lets `play` have its places, and what plays it.
+    pub(super) fn play<T>(&mut self, play: impl FnOnce(&Recorded, Launch<'_>) -> T) -> T {
+        let Self { session, binding, recorded, .. } = self;
         let mut launch = || {
             let ran = session.run_binding(binding);
             ran.map(|_| ()).map_err(|error| RunError::Model(error.message().to_owned()))
         };
-        Some((play(recorded, &mut launch), *bytes))
+        play(recorded, &mut launch)
     }
+}
 
-    /// The device is through with what it played.
-    pub(super) fn played(&self) {
-        self.busy.store(false, Ordering::SeqCst);
-    }
-
-    /// Drops all recordings, unless one is being played; whether there were any.
-    pub(super) fn drop_all(&self) -> bool {
-        // Held up by whoever plays or records: then it is asked again soon.
-        let Ok(mut state) = self.state.try_lock() else { return false };
-        if self.busy.load(Ordering::SeqCst) || state.recordings.is_empty() {
-            return false;
-        }
-        tracing::info!(recordings = state.recordings.len(), "recorded runs are dropped for their memory");
-        state.recordings.clear();
-        state.guard = None;
-        true
-    }
-
-    /// Drops the recording of so many rows.
-    pub(super) fn forget(&self, rows: Rows) {
-        self.lock().recordings.retain(|recording| recording.rows != rows);
-    }
-
-    /// How many are recorded.
-    pub(super) fn count(&self) -> usize {
-        self.lock().recordings.len()
-    }
-
-    /// The sizes that are recorded.
-    pub(super) fn sizes(&self) -> Vec<Rows> {
-        self.lock().recordings.iter().map(|recording| recording.rows).collect()
-    }
-
-    /// Records runs of so many rows. `example` has the shapes of one run that went well without being recorded.
-    ///
-    /// # Errors
-    /// Why the model cannot be recorded.
-    pub(super) fn record(
-        &self,
-        recipe: &Recipe,
-        (spec, stream): (&ModelSpec, &Stream),
-        (rows, example): (Rows, &Example),
-        clock: Clock,
-    ) -> Result<(), String> {
-        let _one_at_a_time = RECORDING.lock().unwrap_or_else(PoisonError::into_inner);
-        let overrides = overrides(spec, rows, &example.inputs)?;
-        let (weights, run, buffers) = (recipe.kept.clone(), recipe.scratch.clone(), recipe.kept.clone());
-        let allocator = SessionAllocator::new(Arenas { weights, run, buffers })?;
-        let build = || -> ort::Result<Session> {
-            let mut builder = Session::builder(&recipe.runtime.environment)?
-                .with_optimization_level(GraphOptimizationLevel::All)?
-                .with_intra_threads(1)?
-                .with_inter_threads(1)?
-                .with_memory_pattern(false)?
-                .with_env_allocators()?
-                .with_device_allocated_initializers()?;
-            for (name, size) in &overrides {
-                builder = builder.with_dimension_override(name, *size)?;
-            }
-            cuda::with_providers(builder, stream, &recipe.cuda, true)?.commit_from_file(&recipe.file)
-        };
-        let mut session = allocator.bind(&recipe.runtime, build)?;
-        let text = |error: ort::Error| error.message().to_owned();
-        let mut binding = session.create_binding().map_err(text)?;
-        let info = super::allocator::memory_info(recipe.kept.device())?;
-        let recorded = bind(&mut binding, spec, example, (&recipe.kept, &info))?;
-        let mut state = self.lock();
-        let guarded = state.guard.take().map_or(0, |guard| guard.len());
+/// Records runs of so many rows, in the stream that they will be played in. `example` has the shapes of one run that went well
+/// without being recorded.
+///
+/// # Errors
+/// Why there is no recording.
+pub(super) fn record(
+    graphs: &Graphs,
+    recipe: &Recipe,
+    (spec, stream): (&ModelSpec, &Arc<Stream>),
+    (rows, example): (Rows, &Example),
+    clock: Clock,
+) -> Result<(), Unrecorded> {
+    let _one_at_a_time = RECORDING.lock().unwrap_or_else(PoisonError::into_inner);
+    let (weights, run, buffers) = (recipe.kept.clone(), recipe.scratch.clone(), recipe.kept.clone());
+    let allocator = SessionAllocator::new(Arenas { weights, run, buffers })?;
+    let denials = allocator.denials();
+    let session = build(recipe, &allocator, stream, &overrides(spec, rows, &example.inputs)?)
+        .map_err(|reason| short(&allocator, denials, reason))?;
+    let text = |error: ort::Error| error.message().to_owned();
+    let mut binding = session.create_binding().map_err(text)?;
+    let info = super::allocator::memory_info(recipe.kept.device())?;
+    let recorded = bind(&mut binding, spec, example, (&recipe.kept, &info))?;
+    let (weights, stream) = (recipe.cuda.weights.clone(), Arc::clone(stream));
+    // Whole from here on: a failure drops its parts in their order.
+    let mut recording =
+        Recording { session, binding, recorded, _weights: weights, allocator, _stream: Arc::clone(&stream) };
+    graphs.record(&recipe.scratch, clock, move || {
+        let Recording { session, binding, allocator, .. } = &mut recording;
         // Two plain runs, the recording, and one playback, all in this call.
-        let ensured = allocator.begin_run(clock.now(), ByteSize::ZERO);
-        let ran = ensured.map_err(|denied| denied.to_string()).and_then(|()| {
-            let ran = session.run_binding(&binding);
-            ran.map(|_| ()).map_err(text)
+        let ran = allocator.begin_run(clock.now(), ByteSize::ZERO).map_err(Unrecorded::from).and_then(|()| {
+            let ran = session.run_binding(binding).map(|_| ());
+            ran.map_err(|error| short(allocator, denials, text(error)))
         });
         let ended = stream.synchronize();
-        let footprint = usize::try_from(allocator.end_run(clock.now()).footprint.0).unwrap_or(usize::MAX);
-        if recipe.scratch.stats().allocated != ByteSize::ZERO {
-            state.recordings.clear();
-            return Err("an operator keeps run memory".to_owned());
-        }
-        let guard = recipe.scratch.block(footprint.max(guarded));
-        let guard = guard.inspect_err(|_| state.recordings.clear()).map_err(|denied| denied.to_string())?;
-        state.guard = Some(guard);
+        let footprint = usize::try_from(allocator.pause_run().0).unwrap_or(usize::MAX);
         ran?;
         ended.map_err(|error| error.to_string())?;
-        let recording = Recording {
-            rows,
-            inputs: example.inputs.clone(),
-            bytes: example.bytes,
-            session,
-            binding,
-            recorded,
-            _weights: recipe.cuda.weights.clone(),
-            _allocator: allocator,
-        };
-        state.recordings.push(recording);
-        Ok(())
-    }
+        let (inputs, bytes) = (example.inputs.clone(), example.bytes);
+        Ok(Kept { rows, inputs, bytes, footprint, recording: Arc::new(Mutex::new(recording)) })
+    })
+}
+
+/// What a failure means: a shortage, if anything was denied since there were so many denials.
+fn short(allocator: &SessionAllocator, before: u64, reason: String) -> Unrecorded {
+    if allocator.denials() > before { Unrecorded::Short(reason) } else { Unrecorded::Impossible(reason) }
+}
+
+/// A session whose dimensions do not vary, and which records what it puts into the stream.
+fn build(
+    recipe: &Recipe,
+    allocator: &SessionAllocator,
+    stream: &Stream,
+    overrides: &[(String, i64)],
+) -> Result<Session, String> {
+    allocator.bind(&recipe.runtime, || {
+        let mut builder = Session::builder(&recipe.runtime.environment)?
+            .with_optimization_level(GraphOptimizationLevel::All)?
+            .with_intra_threads(1)?
+            .with_inter_threads(1)?
+            .with_memory_pattern(false)?
+            .with_env_allocators()?
+            .with_device_allocated_initializers()?;
+        for (name, size) in overrides {
+            builder = builder.with_dimension_override(name, *size)?;
+        }
+        cuda::with_providers(builder, stream, &recipe.cuda, true)?.commit_from_file(&recipe.file)
+    })
 }
 
 /// A run that went well.
@@ -238,6 +188,11 @@ pub(super) struct Example {
     pub(super) outputs: Vec<Shape>,
     /// Run memory that it needed.
     pub(super) bytes: ByteSize,
+}
+
+/// Whether a recording with these inputs is one for those, whose batch axis does not count.
+pub(super) fn fits(spec: &ModelSpec, inputs: &[Shape], shapes: &[&Shape]) -> bool {
+    inputs.iter().zip(shapes).all(|(own, other)| same(spec, own, other))
 }
 
 /// Whether two shapes of an input differ in nothing but the batch.
@@ -273,10 +228,10 @@ fn bind(
     spec: &ModelSpec,
     example: &Example,
     (arena, info): (&Arena, &MemoryInfo<'static>),
-) -> Result<Recorded, String> {
-    let block = |shape: &Shape, element: Option<usize>| -> Result<Block, String> {
+) -> Result<Recorded, Unrecorded> {
+    let block = |shape: &Shape, element: Option<usize>| -> Result<Block, Unrecorded> {
         let element = element.ok_or_else(|| "strings cannot be recorded".to_owned())?;
-        arena.block(shape.iter().product::<usize>() * element).map_err(|denied| denied.to_string())
+        Ok(arena.block(shape.iter().product::<usize>() * element)?)
     };
     let mut inputs = Vec::new();
     for (input, shape) in spec.inputs.iter().zip(&example.inputs) {

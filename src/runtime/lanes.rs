@@ -29,7 +29,7 @@ pub(super) struct Lanes {
     binding: IoBinding,
     options: RunOptions<NoSelectedOutputs>,
     slots: [Slot; 2],
-    next: usize,
+    turns: Turns,
     /// The shapes of the last run that went well.
     last: Option<(Vec<Shape>, Vec<Shape>)>,
     names: Vec<CString>,
@@ -115,7 +115,7 @@ impl Lanes {
             binding: session.create_binding().map_err(text)?,
             options,
             slots,
-            next: 0,
+            turns: Turns::default(),
             last: None,
             names: graph.inputs.iter().map(|input| bound::c_name(&input.name)).collect(),
             device: info(AllocationDevice::CUDA, gpu.ordinal()).map_err(text)?,
@@ -131,15 +131,34 @@ impl Lanes {
     }
 
     /// Gathers a batch as so many rows and begins to copy it to blocks of the arena; without one it stays in pinned memory, for
-    /// a recording has places of its own. The slot that it takes was let go two batches ago.
+    /// a recording has places of its own. The slot that it takes was let go two batches ago. On failure it takes none.
     pub(super) fn stage(
         &mut self,
         spec: &ModelSpec,
         (batch, rows): (&Batch, Rows),
         arena: Option<&Arena>,
     ) -> Result<Staged, RunError> {
-        let index = self.next;
-        self.next = 1 - index;
+        let index = self.turns.take();
+        self.stage_in(index, spec, (batch, rows), arena).inspect_err(|_| self.unstage())
+    }
+
+    /// The batch that was staged last gives its slot back, to be staged anew or not at all. The other slot may hold outputs
+    /// that nobody has been given yet.
+    pub(super) fn unstage(&mut self) {
+        // A copy may still read the pinned memory that comes next to be written.
+        if let Err(error) = self.copies.synchronize() {
+            tracing::debug!(%error, "copies ended with a failure");
+        }
+        self.turns.undo();
+    }
+
+    fn stage_in(
+        &mut self,
+        index: usize,
+        spec: &ModelSpec,
+        (batch, rows): (&Batch, Rows),
+        arena: Option<&Arena>,
+    ) -> Result<Staged, RunError> {
         let gpu = self.gpu();
         gpu.bind().map_err(|error| device_error(&error))?;
         let slot = &mut self.slots[index];
@@ -242,7 +261,7 @@ impl Lanes {
     }
 
     /// The stream that runs are in.
-    pub(super) fn stream(&self) -> &Stream {
+    pub(super) fn stream(&self) -> &Arc<Stream> {
         &self.compute
     }
 
@@ -290,7 +309,7 @@ impl Lanes {
 
     /// How long the device took for the last batch, copies of its outputs included.
     pub(super) fn device_time(&self) -> Option<Duration> {
-        let slot = &self.slots[1 - self.next];
+        let slot = &self.slots[self.turns.last()];
         slot.done.since(&slot.begun).ok()
     }
 
@@ -317,7 +336,7 @@ impl Lanes {
 
 impl std::fmt::Debug for Lanes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Lanes").field("slots", &self.slots).field("next", &self.next).finish_non_exhaustive()
+        f.debug_struct("Lanes").field("slots", &self.slots).field("turns", &self.turns).finish_non_exhaustive()
     }
 }
 
@@ -337,6 +356,30 @@ impl Staging {
             self.pinned = Some(Pinned::new(gpu, len.next_power_of_two().max(LEAST_PINNED))?);
         }
         Ok(self.pinned.as_mut().unwrap_or_else(|| unreachable!("it was just made")))
+    }
+}
+
+/// Whose turn of the two slots it is.
+#[derive(Debug, Default)]
+struct Turns {
+    next: usize,
+}
+
+impl Turns {
+    /// The slot that was not taken last.
+    fn take(&mut self) -> usize {
+        let slot = self.next;
+        self.next = 1 - slot;
+        slot
+    }
+
+    /// The slot that was taken last is taken next.
+    fn undo(&mut self) {
+        self.next = self.last();
+    }
+
+    fn last(&self) -> usize {
+        1 - self.next
     }
 }
 
@@ -361,5 +404,20 @@ pub(super) fn device_error(error: &CudaError) -> RunError {
         RunError::OutOfMemory { message: error.to_string() }
     } else {
         RunError::Lost(error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_that_is_staged_anew_takes_the_slot_that_it_had() {
+        let mut turns = Turns::default();
+        let (first, second) = (turns.take(), turns.take());
+        assert_ne!(first, second);
+        turns.undo();
+        assert_eq!(turns.take(), second, "the outputs of the first one still lie in its slot");
+        assert_eq!((turns.last(), turns.take()), (second, first));
     }
 }

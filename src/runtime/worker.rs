@@ -101,8 +101,9 @@ impl Worker {
             if self.completions.blocking_send(completion).is_err() || lost {
                 return;
             }
-            if desk.running.is_none() && desk.next.is_none() && batches.is_empty() {
-                // Nobody waits: the time for what takes a moment.
+            let idle = desk.running.is_none() && desk.next.is_none() && batches.is_empty();
+            if idle && !batches.is_closed() {
+                // Nobody waits, and more may come: the time for what takes a moment. Once behind a batch, never in a circle.
                 let clock = self.clock;
                 let restored = catch_unwind(AssertUnwindSafe(|| self.session.restore_one(clock)));
                 if restored.is_err() {
