@@ -4,6 +4,7 @@ pub mod classify;
 pub mod config;
 pub mod derive;
 mod name;
+pub mod pad;
 pub mod request;
 pub mod settings;
 pub mod spec;
@@ -11,6 +12,7 @@ pub mod table;
 
 pub use derive::{Derived, derive};
 pub use name::check_name;
+pub use pad::PadPlan;
 pub use request::{InferRequest, InferResponse, InputTensor, InvalidRequest, OutputTensor, ValidRequest};
 pub use settings::{Labels, Settings};
 pub use spec::{Dim, Graph, ModelSpec, Side, TensorSpec, Unsupported};

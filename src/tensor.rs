@@ -4,6 +4,7 @@
 //! no padding; a BYTES element is a 4-byte little-endian length followed by that many bytes. It arrives and leaves as
 //! [`Chunks`], a rope of reference-counted slices, so that a body is never copied just to be contiguous.
 
+pub mod boxes;
 pub mod chunks;
 pub mod datatype;
 pub mod rows;

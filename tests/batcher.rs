@@ -53,6 +53,7 @@ fn spec() -> ModelSpec {
         batch_axis: Some(0),
         unbatched_reason: None,
         max_batch_size: 8,
+        padding: None,
         settings: Settings::default(),
     }
 }

@@ -147,6 +147,7 @@ mod tests {
             batch_axis,
             unbatched_reason: None,
             max_batch_size: 8,
+            padding: None,
             settings: Settings { labels: [("y".to_owned(), labels)].into(), ..Settings::default() },
         }
     }

@@ -7,11 +7,11 @@
 mod padding;
 
 use super::settings::BatchAxis;
-use super::{Dim, Graph, Settings, Side, TensorSpec, check_name};
+use super::{Dim, Graph, PadPlan, Settings, Side, TensorSpec, check_name};
 use crate::units::Rows;
 
 /// What the graph and the settings make of a model.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Derived {
     /// The axis of every input and output that is the batch; `None`: requests run one by one.
     pub batch_axis: Option<usize>,
@@ -22,6 +22,8 @@ pub struct Derived {
     pub unproven: Vec<String>,
     /// The largest number of rows in one batch: 1 without a batch axis, `None` if it is to be found while loading.
     pub max_batch_size: Option<Rows>,
+    /// How rows of different lengths share a batch; `None`: only equal shapes do.
+    pub padding: Option<PadPlan>,
 }
 
 /// Derives how a model with this name, graph and settings is served.
@@ -62,10 +64,15 @@ pub fn derive(name: &str, graph: &Graph, settings: &Settings) -> Result<Derived,
             unbatched_reason: None,
             unproven,
             max_batch_size: settings.max_batch_size,
+            padding: padding::plan(graph, settings, axis),
         },
-        Found::No(reason) => {
-            Derived { batch_axis: None, unbatched_reason: Some(reason), unproven: Vec::new(), max_batch_size: Some(1) }
-        }
+        Found::No(reason) => Derived {
+            batch_axis: None,
+            unbatched_reason: Some(reason),
+            unproven: Vec::new(),
+            max_batch_size: Some(1),
+            padding: None,
+        },
     })
 }
 

@@ -47,10 +47,10 @@ pub struct ValidRequest {
     pub rows: Rows,
     /// Bytes of all inputs.
     pub bytes: ByteSize,
-    /// Every dimension of every input except the batch axis, in the model's order: only requests in which these are equal
-    /// share a batch.
+    /// Every dimension of every input except the batch axis, in the model's order, each as large as it runs (padding included):
+    /// only requests in which these are equal share a batch.
     pub class_dims: Vec<usize>,
-    /// Elements per row over all inputs.
+    /// Elements per row over all inputs, padding included.
     pub units: u64,
     /// A priority level of the model, 1 is the most urgent.
     pub priority: u32,
@@ -71,7 +71,7 @@ impl ValidRequest {
         let mut class_dims = Vec::new();
         let mut units = 0u64;
         let mut bytes = 0u64;
-        for (spec, tensor) in model.inputs.iter().zip(&inputs) {
+        for (index, (spec, tensor)) in model.inputs.iter().zip(&inputs).enumerate() {
             check_tensor(&model, spec, tensor)?;
             bind_symbols(&model, spec, tensor, &mut sizes)?;
             let mut row_elements = 1u64;
@@ -79,6 +79,7 @@ impl ValidRequest {
                 if model.batch_axis == Some(axis) {
                     agree_on_rows(&model, spec, size, &mut rows)?;
                 } else {
+                    let size = model.padding.as_ref().map_or(size, |plan| plan.padded(index, axis, size));
                     class_dims.push(size);
                     row_elements = row_elements.saturating_mul(size as u64);
                 }

@@ -132,8 +132,8 @@ pub struct Labels {
     pub lines: Arc<[String]>,
 }
 
-/// The section `[padding]`: parsed and compared with the graph, but not acted upon yet. Rows of different lengths do not
-/// share a batch until padding is built; then these keys keep their meaning.
+/// The section `[padding]`: rows of different lengths share a batch, each padded to one of the lengths given here. The model's
+/// answers must not depend on what is padded.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Padding {
     /// Lengths that a dimension is padded to, ascending, by the name that the graph gives it.

@@ -1,6 +1,6 @@
 //! A model as the server sees it: names, datatypes, dimensions, and the axis that is the batch.
 
-use super::Settings;
+use super::{PadPlan, Settings};
 use crate::tensor::DataType;
 use crate::units::{ModelId, Rows};
 
@@ -59,6 +59,8 @@ pub struct ModelSpec {
     pub unbatched_reason: Option<String>,
     /// The largest number of rows in one batch; 1 without a batch axis.
     pub max_batch_size: Rows,
+    /// How rows of different lengths share a batch; `None`: only equal shapes do.
+    pub padding: Option<PadPlan>,
     /// The settings that hold for it: model.toml over the server's defaults.
     pub settings: Settings,
 }

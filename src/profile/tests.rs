@@ -16,6 +16,7 @@ fn profile(points: &[(Rows, u64, u64)], free: u64) -> Profile {
         batch_axis: Some(0),
         unbatched_reason: None,
         max_batch_size: 32,
+        padding: None,
         settings: Settings::default(),
     };
     let measured =

@@ -131,6 +131,7 @@ impl Loader {
             max_batch_size: derived.batch_axis.map_or(1, |_| UNMEASURED_MAX_BATCH_SIZE),
             batch_axis: derived.batch_axis,
             unbatched_reason: derived.unbatched_reason,
+            padding: derived.padding,
             settings: candidate.settings.clone(),
         }
     }

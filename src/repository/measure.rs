@@ -119,7 +119,7 @@ impl Loader {
                     if matches!(spec.settings.batch_axis, BatchAxis::Axis(_)) {
                         return Err(format!("batch_axis in model.toml does not fit: {fault}"));
                     }
-                    spec.batch_axis = None;
+                    (spec.batch_axis, spec.padding) = (None, None);
                     spec.max_batch_size = 1;
                     spec.unbatched_reason = Some(format!("{fault}, so rows could not be given back to their requests"));
                 }

@@ -70,7 +70,7 @@ impl Loader {
         }
         let mut spec = self.spec(candidate, &first, derived);
         if stored.batch_axis.is_none() {
-            (spec.batch_axis, spec.max_batch_size) = (None, 1);
+            (spec.batch_axis, spec.padding, spec.max_batch_size) = (None, None, 1);
             spec.unbatched_reason.clone_from(&stored.unbatched_reason);
         }
         let shared = Arc::new(spec.clone());
@@ -131,6 +131,7 @@ mod tests {
             batch_axis: Some(0),
             unbatched_reason: None,
             max_batch_size: 1,
+            padding: None,
             settings: Settings::default(),
         };
         Measured { spec, layout: Layout { instances: 1, threads: 1 }, sessions: Vec::new(), calibration }

@@ -17,7 +17,8 @@ pub struct BatchPart {
     pub rows: Rows,
 }
 
-/// Rows that run together: all of one model and equal in every dimension but the batch.
+/// Rows that run together: all of one model and equal in every dimension but the batch and those that the model's
+/// [`PadPlan`](crate::model::PadPlan) lets be padded.
 #[derive(Clone, Debug)]
 pub struct Batch {
     /// The batch.

@@ -12,6 +12,7 @@ use super::batch::Stages;
 use super::calibrate;
 use super::cuda;
 use super::graphs::{self, Example, Graphs, Recipe};
+use super::inputs::batch_shape;
 use super::lanes::{Lanes, Outputs, Staged};
 use super::outputs::Wanted;
 use super::session::{Ran, out_of_memory, without_paths};
@@ -90,7 +91,8 @@ impl Session {
     /// Gathers a batch and begins to copy it. At most one batch may be running, and one be staged.
     pub(super) fn stage(&mut self, batch: &Batch, clock: Clock) -> Ready {
         let recorded = self.spec.as_ref().and_then(|spec| {
-            let shapes: Vec<_> = batch.parts[0].request.inputs.iter().map(|input| &input.shape).collect();
+            let shape = |index| batch_shape(spec, (batch, batch.padded_rows), index);
+            let shapes: Vec<_> = (0..spec.inputs.len()).map(shape).collect();
             self.graphs.rows_for(batch.padded_rows, |inputs| graphs::fits(spec, inputs, &shapes))
         });
         self.stage_as(batch, recorded, clock)

@@ -191,7 +191,7 @@ pub(super) struct Example {
 }
 
 /// Whether a recording with these inputs is one for those, whose batch axis does not count.
-pub(super) fn fits(spec: &ModelSpec, inputs: &[Shape], shapes: &[&Shape]) -> bool {
+pub(super) fn fits(spec: &ModelSpec, inputs: &[Shape], shapes: &[Shape]) -> bool {
     inputs.iter().zip(shapes).all(|(own, other)| same(spec, own, other))
 }
 

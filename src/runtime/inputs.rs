@@ -1,11 +1,12 @@
 //! From the inputs of requests to those of a batch.
 
 use super::session::out_of_memory;
-use super::{Batch, RunError};
+use super::{Batch, BatchPart, RunError};
 use crate::memory::{Arena, Block, Denied};
 use crate::model::ModelSpec;
-use crate::tensor::Shape;
+use crate::model::pad::{self, PaddedAxis};
 use crate::tensor::rows::{self, RowCopy, RowLayout};
+use crate::tensor::{Shape, boxes};
 use crate::units::Rows;
 use bytes::Bytes;
 
@@ -77,11 +78,7 @@ pub(super) fn gather_input(
     index: usize,
     target: &mut dyn Target,
 ) -> Result<Shape, RunError> {
-    let first = &batch.parts[0].request.inputs[index];
-    let mut shape = first.shape.clone();
-    if let Some(axis) = spec.batch_axis {
-        shape[axis] = padded as usize;
-    }
+    let shape = batch_shape(spec, (batch, padded), index);
     let into = RowLayout::new(&shape, spec.batch_axis);
     let Some(element) = spec.inputs[index].datatype.size() else {
         let strings = gather_strings(spec, (batch, padded), index);
@@ -89,11 +86,41 @@ pub(super) fn gather_input(
         return Ok(shape);
     };
     let bytes = target.resized(into.elements() * element)?;
+    let fits = |part: &BatchPart| is_as_long(spec, &part.request.inputs[index].shape, &shape);
+    if !batch.parts.iter().all(fits) {
+        let value = spec.padding.as_ref().map_or(0.0, |plan| plan.inputs[index].value);
+        boxes::fill(bytes, &pad::element(spec.inputs[index].datatype, value));
+    }
     for (copy, part) in copies(batch, padded) {
         let source = &part.request.inputs[index];
+        if let Some(axis) = spec.batch_axis.filter(|_| !fits(part)) {
+            let copy = boxes::Copy::common(&source.shape, &shape).rows(axis, (copy.from, copy.to, copy.count));
+            copy.copy_in(&source.data, element, bytes);
+            continue;
+        }
         rows::gather((&source.data, RowLayout::new(&source.shape, spec.batch_axis)), (bytes, into), element, copy);
     }
     Ok(shape)
+}
+
+/// The shape of one input of a batch of so many rows: each padded dimension is as long as that of the longest row.
+pub(super) fn batch_shape(spec: &ModelSpec, (batch, rows): (&Batch, Rows), index: usize) -> Shape {
+    let mut shape = batch.parts[0].request.inputs[index].shape.clone();
+    if let Some(axis) = spec.batch_axis {
+        shape[axis] = rows as usize;
+    }
+    let Some(plan) = &spec.padding else { return shape };
+    for &PaddedAxis { axis, dim } in &plan.inputs[index].axes {
+        let sizes = batch.parts.iter().map(|part| part.request.inputs[index].shape[axis]);
+        shape[axis] = sizes.map(|size| plan.dims[dim].padded(size)).max().unwrap_or(0);
+    }
+    shape
+}
+
+/// Whether rows of one shape lie in a batch of another without gaps.
+fn is_as_long(spec: &ModelSpec, rows: &Shape, batch: &Shape) -> bool {
+    spec.padding.is_none()
+        || rows.iter().zip(batch).enumerate().all(|(axis, (a, b))| a == b || spec.batch_axis == Some(axis))
 }
 
 /// Strings are few and short beside a model's work: they are taken apart and written again.
@@ -118,7 +145,7 @@ fn gather_strings(spec: &ModelSpec, (batch, padded): (&Batch, Rows), index: usiz
 }
 
 /// Which rows of which part go where; padding rows are copies of the first row, since a model may not bear invented ones.
-fn copies(batch: &Batch, padded: Rows) -> impl Iterator<Item = (RowCopy, &super::BatchPart)> {
+fn copies(batch: &Batch, padded: Rows) -> impl Iterator<Item = (RowCopy, &BatchPart)> {
     let mut to = 0;
     let filled: usize = batch.parts.iter().map(|part| part.rows as usize).sum();
     let first = &batch.parts[0];

@@ -4,9 +4,11 @@
 //! so that the ledger knows of it as long as it is there.
 
 use super::element::{self, OutputBytes};
-use super::{Batch, RunError};
+use super::{Batch, BatchPart, RunError};
 use crate::memory::{Arena, Denied};
+use crate::model::pad::{PaddedAxis, PaddedDim};
 use crate::model::{ModelSpec, TensorSpec};
+use crate::tensor::boxes::{Copy, Run};
 use crate::tensor::rows::{self, RowLayout};
 use crate::tensor::{Chunks, Shape, Tensor};
 use crate::units::{ByteSize, Rows};
@@ -100,6 +102,7 @@ impl Outputs {
         batch: &Batch,
         produced: &[Option<Produced<'_>>],
     ) -> Result<Vec<Vec<Tensor>>, RunError> {
+        let ran = padded_sizes(spec, batch);
         let mut start = 0;
         let mut parts = Vec::with_capacity(batch.parts.len());
         for part in &batch.parts {
@@ -107,7 +110,11 @@ impl Outputs {
             start = range.end;
             let tensors = part.request.outputs.iter().filter_map(|&index| {
                 let (shape, bytes) = produced[index].as_ref()?;
-                Some(self.scatter_rows(spec, &spec.outputs[index], (shape, bytes), range.clone()))
+                Some(match cut_back(spec, (&ran, part), index, shape) {
+                    Ok(None) => self.scatter_rows(spec, &spec.outputs[index], (shape, bytes), range.clone()),
+                    Ok(Some(cut)) => self.scatter_cut(spec, &spec.outputs[index], (shape, bytes), (&cut, range.start)),
+                    Err(error) => Err(error),
+                })
             });
             parts.push(tensors.collect::<Result<_, _>>()?);
         }
@@ -145,6 +152,34 @@ impl Outputs {
         Ok(Tensor { datatype, shape, data })
     }
 
+    /// As [`Self::scatter_rows`], of rows from `start` on whose shape is smaller than they had in the batch.
+    fn scatter_cut(
+        &self,
+        spec: &ModelSpec,
+        output: &TensorSpec,
+        (shape, bytes): (&Shape, &OutputBytes<'_>),
+        (cut, start): (&Shape, usize),
+    ) -> Result<Tensor, RunError> {
+        let mut copy = Copy::common(shape, cut);
+        if let Some(axis) = spec.batch_axis {
+            copy = copy.rows(axis, (start, 0, cut[axis]));
+        }
+        let data = match bytes {
+            OutputBytes::Plain(bytes) => {
+                let element = output.datatype.size().unwrap_or(1);
+                self.fill(cut.iter().product::<usize>() * element, |out| copy.copy_out(bytes, element, out))
+            }
+            OutputBytes::Strings(strings) => {
+                let indices = || copy.runs().flat_map(|Run { from, len, .. }| from..from + len);
+                let len = indices().map(|index| rows::string_size(&strings[index])).sum();
+                self.fill(len, |out| rows::write_strings(indices().map(|index| &strings[index]), out))
+            }
+        };
+        let data =
+            data.map_err(|denied| RunError::OutOfMemory { message: format!("output '{}': {denied}", output.name) })?;
+        Ok(Tensor { datatype: output.datatype, shape: cut.clone(), data })
+    }
+
     fn fill(&self, len: usize, write: impl FnOnce(&mut [u8])) -> Result<Chunks, Denied> {
         let Some(arena) = self.arena.as_ref().filter(|_| len >= SMALLEST_BLOCK) else {
             let mut bytes = vec![0; len];
@@ -155,6 +190,44 @@ impl Outputs {
         write(block.as_mut_slice());
         Ok(Bytes::from_owner(block).into())
     }
+}
+
+/// The size that each padded dimension has in a batch.
+fn padded_sizes(spec: &ModelSpec, batch: &Batch) -> Vec<usize> {
+    let Some(plan) = &spec.padding else { return Vec::new() };
+    let size = |(at, dim): (usize, &PaddedDim)| {
+        let sizes = batch.parts.iter().filter_map(|part| plan.size_of(at, &part.request.inputs));
+        sizes.map(|size| dim.padded(size)).max().unwrap_or(0)
+    };
+    plan.dims.iter().enumerate().map(size).collect()
+}
+
+/// The shape of a part's rows in an output where padding made them longer than the request had them.
+fn cut_back(
+    spec: &ModelSpec,
+    (ran, part): (&[usize], &BatchPart),
+    index: usize,
+    shape: &Shape,
+) -> Result<Option<Shape>, RunError> {
+    let Some(plan) = &spec.padding else { return Ok(None) };
+    let mut cut = shape.clone();
+    for &PaddedAxis { axis, dim } in &plan.outputs[index] {
+        if shape.get(axis) != Some(&ran[dim]) {
+            let (output, name) = (&spec.outputs[index].name, &plan.dims[dim].name);
+            return Err(RunError::Model(format!(
+                "output '{output}': its shape is {shape:?}, expected {} on axis {axis}, the size of '{name}' in this run",
+                ran[dim]
+            )));
+        }
+        cut[axis] = plan.size_of(dim, &part.request.inputs).unwrap_or(cut[axis]);
+    }
+    if cut == *shape {
+        return Ok(None);
+    }
+    if let Some(axis) = spec.batch_axis {
+        cut[axis] = part.rows as usize;
+    }
+    Ok(Some(cut))
 }
 
 fn look_into<'a>(

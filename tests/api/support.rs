@@ -37,6 +37,7 @@ pub(crate) fn echo(name: &str, tensors: Vec<TensorSpec>) -> ModelSpec {
         batch_axis: Some(0),
         unbatched_reason: None,
         max_batch_size: 8,
+        padding: None,
         settings: Settings {
             max_queue_delay: Duration::from_millis(2),
             max_gather_delay: Duration::ZERO,

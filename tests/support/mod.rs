@@ -51,6 +51,7 @@ pub(crate) fn settle(
         batch_axis,
         unbatched_reason: None,
         max_batch_size,
+        padding: None,
         settings: Settings::default(),
     });
     session.set_spec(Arc::clone(&spec));

@@ -1,5 +1,6 @@
-//! Whether the names in `[padding]` and `[warmup]` exist in the graph and fit it.
+//! Whether the names in `[padding]` and `[warmup]` exist in the graph and fit it, and what `[padding]` makes of it.
 
+use crate::model::pad::{PadPlan, PaddedAxis, PaddedDim, PaddedInput};
 use crate::model::{Dim, Graph, Settings, TensorSpec};
 use crate::tensor::DataType;
 
@@ -16,6 +17,30 @@ pub(super) fn compare(graph: &Graph, settings: &Settings, batch_axis: Option<usi
     values(graph, settings, &mut faults);
     cuts(graph, settings, &mut faults);
     faults
+}
+
+/// What is padded and cut back, of settings that fit the graph; `None` if nothing is. An output axis that has a padded
+/// dimension's name is cut back, and so are those that the settings name.
+pub(super) fn plan(graph: &Graph, settings: &Settings, batch_axis: usize) -> Option<PadPlan> {
+    let padding = &settings.padding;
+    let dims: Vec<PaddedDim> = padding
+        .lengths
+        .iter()
+        .map(|(name, lengths)| PaddedDim { name: name.clone(), lengths: lengths.clone() })
+        .collect();
+    let axes = |tensor: &TensorSpec| -> Vec<PaddedAxis> {
+        let named = padding.outputs.get(&tensor.name);
+        let of = |(axis, dim): (usize, &Dim)| {
+            let said = named.and_then(|axes| axes.get(&axis));
+            let dim = dims.iter().position(|padded| said == Some(&padded.name) || is_dim(Some(dim), &padded.name))?;
+            Some(PaddedAxis { axis, dim }).filter(|_| axis != batch_axis)
+        };
+        tensor.shape.iter().enumerate().filter_map(of).collect()
+    };
+    let value = |name: &str| padding.inputs.get(name).copied().unwrap_or(0.0);
+    let input = |input: &TensorSpec| PaddedInput { axes: axes(input), value: value(&input.name) };
+    let (inputs, outputs) = (graph.inputs.iter().map(input).collect(), graph.outputs.iter().map(axes).collect());
+    (!dims.is_empty()).then_some(PadPlan { dims, inputs, outputs })
 }
 
 /// `[padding.DIM] lengths`: the dimension varies, is not the batch, and every input that has it has a value to pad with.

@@ -35,8 +35,13 @@ fn refused(graph: &Graph, text: &str) -> Vec<String> {
 fn one_name_everywhere_proves_the_axis() {
     let found =
         derived(&graph(&["ids[batch, seq]", "mask[batch, seq]"], &["y[batch, seq, 384]"]), "max_batch_size = 8");
-    let expected =
-        Derived { batch_axis: Some(0), unbatched_reason: None, unproven: Vec::new(), max_batch_size: Some(8) };
+    let expected = Derived {
+        batch_axis: Some(0),
+        unbatched_reason: None,
+        unproven: Vec::new(),
+        max_batch_size: Some(8),
+        padding: None,
+    };
     assert_eq!(found, expected);
 }
 
@@ -114,7 +119,13 @@ fn settings_override_the_axis_where_the_graph_allows_it() {
 }
 
 fn proven_axis(axis: usize) -> Derived {
-    Derived { batch_axis: Some(axis), unbatched_reason: None, unproven: Vec::new(), max_batch_size: None }
+    Derived {
+        batch_axis: Some(axis),
+        unbatched_reason: None,
+        unproven: Vec::new(),
+        max_batch_size: None,
+        padding: None,
+    }
 }
 
 #[test]

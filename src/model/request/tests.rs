@@ -28,6 +28,7 @@ fn model() -> ModelSpec {
         batch_axis: Some(0),
         unbatched_reason: None,
         max_batch_size: 4,
+        padding: None,
         settings: Settings {
             max_queue_delay: Duration::ZERO,
             max_gather_delay: Duration::ZERO,
