@@ -1,4 +1,4 @@
-//! The command line: subcommands, flags with their environment variables, what `check`, `models` and `profile` print,
+//! The command line: subcommands, flags with their environment variables, what `check`, `models`, `profile` and `simulate` print,
 //! logging.
 //!
 //! What needs ONNX Runtime or the network comes in as [`Hooks`], so that all of this runs in tests without either.
@@ -8,6 +8,7 @@ mod health;
 mod log;
 mod profile;
 mod report;
+mod simulate;
 
 pub use flags::Options;
 
@@ -61,6 +62,8 @@ enum Command {
     Models(Options),
     /// Load one model, measure it as the server would, and print what its batches need and give.
     Profile(profile::ProfileOptions),
+    /// Compare signals to scale replicas on, by simulating a fleet with the server's own scheduler; needs neither models nor network.
+    Simulate(simulate::SimulateOptions),
     /// Ask the server that these options describe whether it is ready; exit 0 if it is, 1 if not.
     Healthcheck(Options),
     /// Print the version.
@@ -111,6 +114,7 @@ fn execute(
         | Command::Models(options)
         | Command::Healthcheck(options) => options,
         Command::Profile(profile) => &profile.options,
+        Command::Simulate(simulate) => &simulate.options,
     };
     let matches = matches.subcommand().map(|(_, matches)| matches);
     let config = options.resolve(matches);
@@ -133,6 +137,7 @@ fn execute(
             log::start(&config.log);
             profile::profile(&options, &config, hooks.profile, (out, err))
         }
+        (Command::Simulate(options), Ok(config)) => simulate::simulate(&options, &config, (out, err)),
         (_, Ok(config)) => {
             log::start(&config.log);
             let result = (hooks.serve)(config);

@@ -7,9 +7,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Which modules each module may name. A module that is not here is a new part of the architecture: say what it may use.
-const DIRECTIONS: [(&str, &[&str]); 20] = [
+const DIRECTIONS: [(&str, &[&str]); 21] = [
     ("main", &["cli", "profile", "runtime", "server"]),
-    ("cli", &["config", "keys", "model", "profile", "repository", "tensor", "units"]),
+    ("cli", &["config", "keys", "model", "profile", "repository", "simulate", "tensor", "units"]),
     // Measures on the same device as the server, with the same loader.
     ("profile", &["clock", "config", "memory", "model", "repository", "runtime", "scheduler", "server", "units"]),
     (
@@ -46,6 +46,8 @@ const DIRECTIONS: [(&str, &[&str]); 20] = [
     ("runtime", &["clock", "memory", "model", "tensor", "units"]),
     ("config", &["keys", "model", "signal", "units"]),
     ("metrics", &["memory", "scheduler", "signal", "units"]),
+    // The scheduler and the signal under a virtual clock.
+    ("simulate", &["scheduler", "signal", "units"]),
     // Pure, as the scheduler: what it is made of comes in as numbers.
     ("signal", &["units"]),
     ("clock", &["units"]),

@@ -213,3 +213,43 @@ fn a_health_check_says_that_it_speaks_no_tls() {
     assert_eq!(code, 1);
     assert!(err.contains("tls.certificate") && err.contains("/v2/health/ready"), "{err}");
 }
+
+#[test]
+fn simulate_repeats_itself_and_says_what_it_does_not_know() {
+    let small = ["simulate", "--workload", "burst", "--signal", "saturation", "--peak", "500"];
+    let (code, first, err) = command(&small);
+    assert!(code == 0 && err.is_empty() && first.starts_with("burst on saturation at 0."), "{first} {err}");
+    assert_eq!(command(&small).1, first);
+    assert_ne!(command(&[&small[..], &["--seed", "2"]].concat()).1, first);
+    let missing = command(&[&small[..], &["--profile", "/no/such/file"]].concat());
+    assert!(missing.0 == 1 && missing.2.contains("/no/such/file: cannot be read"), "{missing:?}");
+    for bad in
+        [["--workload", "flood"], ["--signal", "luck"], ["--fraction", "2"], ["--peak", "0"], ["--objective", "x"]]
+    {
+        let (code, _, err) = command(&[&["simulate"][..], &bad].concat());
+        assert!(code == 2 && err.contains(bad[0]), "{bad:?}: {err}");
+    }
+}
+
+#[test]
+fn simulate_writes_a_report_and_a_picture_of_each_load() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("results");
+    let shown = path.to_str().expect("text");
+    let (code, _, err) = command(&["simulate", "--peak", "40", "--workload", "step,squeeze", "--out", shown]);
+    assert_eq!((code, err.lines().count()), (0, 5), "a line for each signal: {err}");
+    let report = fs::read_to_string(path.join("simulate.md")).expect("a report");
+    for part in [
+        "concertina simulate --seed 1 --peak 40",
+        "| step | saturation |",
+        "| squeeze | concurrency |",
+        "simulate-step.svg",
+    ] {
+        assert!(report.contains(part), "{part} in\n{report}");
+    }
+    for name in ["step", "squeeze"] {
+        let svg = fs::read_to_string(path.join(format!("simulate-{name}.svg"))).expect("a picture");
+        assert!(svg.starts_with("<svg") && svg.ends_with("</svg>\n") && !svg.contains("NaN"), "{svg}");
+        assert_eq!(svg.matches("<polyline").count(), 11, "two lines for each signal, and what is needed");
+    }
+}
