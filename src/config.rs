@@ -3,7 +3,7 @@
 //! Values come in layers, the later over the earlier: config/concertina.toml (which the binary carries, and which is the
 //! only source of defaults), the user's file, the environment, flags.
 
-use crate::keys::value::{auto_or, bytes, choice, count, duration, integer, number, text, text_or_empty};
+use crate::keys::value::{auto_or, bytes, choice, count, duration, integer, number, text_or_empty};
 use crate::keys::{HIDDEN, Keys, Origin, Relation};
 use crate::model::Settings;
 use crate::model::settings::DEFAULTS;
@@ -19,11 +19,13 @@ mod access;
 mod address;
 mod device;
 mod memory;
+mod text;
 
 pub use access::{Access, TlsFiles, api_keys};
 pub use address::Grpc;
 pub use device::{Provider, Providers, Runtime};
 pub use memory::{Memory, MemoryLimit, headroom};
+pub use text::Text;
 
 /// A longer token of the admin routes is refused.
 const MAX_TOKEN_LEN: usize = 1024;
@@ -41,6 +43,8 @@ pub struct Config {
     pub http: Http,
     /// Whether and where gRPC is spoken, and its own limits.
     pub grpc: Grpc,
+    /// What texts may cost.
+    pub text: Text,
     /// What holds for every model without a model.toml.
     pub model: Settings,
     /// The memory that models may use.
@@ -259,6 +263,7 @@ fn read(keys: &mut Keys) -> Option<Config> {
     let runtime = device::runtime(keys);
     let http = http(keys);
     let grpc = address::grpc(keys, address.as_deref());
+    let text = text::read(keys);
     let model = model(keys);
     let limit = keys.read("memory.limit", MemoryLimit::read);
     let headroom = keys.read("memory.headroom", headroom);
@@ -296,6 +301,7 @@ fn read(keys: &mut Keys) -> Option<Config> {
         runtime: runtime?,
         http: http?,
         grpc: grpc?,
+        text: text?,
         model: model?,
         memory: Memory { limit: limit?, headroom: headroom? },
         scaling: Scaling { target: target?, window: window? },
@@ -412,7 +418,7 @@ fn log_level(value: &Value) -> Result<String, String> {
          \"info,concertina::http=debug\""
             .to_owned()
     };
-    let text = text(value).ok().ok_or_else(allowed)?;
+    let text = value.as_str().ok_or_else(allowed)?.to_owned();
     // Targets takes a lone word that is no level for the name of a target, and no word at all for "error": a misspelt level
     // would log next to nothing.
     let level = |part: &str| !part.is_empty() && part.parse::<tracing_subscriber::filter::LevelFilter>().is_ok();

@@ -4,7 +4,7 @@
 //! within limits, `decode`, `reader`, `data` (with `fast`) and `binary` make an [`InferRequest`](crate::model::InferRequest) of it,
 //! [`ValidRequest`](crate::model::ValidRequest) compares it with its model, the batcher answers, `encode` writes. Every
 //! failure is an `ApiError`, and one function in `error` gives it a status. `coding` compresses on both ways. `predict` is TensorFlow
-//! Serving's way to the same batcher; `statistics`, `repository` and `absent` are extensions of the protocol. `serve` accepts connections,
+//! Serving's way to the same batcher, `text` that of texts; `statistics`, `repository` and `absent` are extensions of the protocol. `serve` accepts connections,
 //! and `stall` finds those over HTTP/2 that take nothing. The routes of `admin`
 //! exist only if there is a token for them.
 //!
@@ -34,6 +34,7 @@ pub mod serve;
 mod stall;
 mod statistics;
 mod status;
+mod text;
 mod tls;
 mod unread;
 
@@ -41,6 +42,7 @@ pub use access::{ApiKeys, KeyRing};
 pub use admin::{Admin, ChangeMemory, MemoryChange};
 pub use body::Bodies;
 pub use error::Code;
+pub use text::Texts;
 pub use tls::Tls;
 
 // What gRPC, another skin over the same, has in common with HTTP.
@@ -142,6 +144,8 @@ pub struct AppState {
     pub memory: MemoryOf,
     /// What is logged, in the words of the logging extension.
     pub logging: serde_json::Value,
+    /// The threads for texts, and what texts may cost.
+    pub texts: Texts,
 }
 
 impl fmt::Debug for AppState {
@@ -195,6 +199,16 @@ fn extensions() -> Router<Arc<AppState>> {
     router
 }
 
+/// The routes that take texts.
+fn texts() -> Router<Arc<AppState>> {
+    let mut router = Router::new();
+    // KServe has OpenAI's routes below a prefix, and TEI without the version.
+    for path in ["/v1/embeddings", "/openai/v1/embeddings", "/embeddings"] {
+        router = router.route(path, post(text::openai::embeddings));
+    }
+    router
+}
+
 /// The routes below `/v1/models`.
 fn tensorflow_serving() -> Router<Arc<AppState>> {
     let mut router = Router::new().route("/v1/models", get(predict::list));
@@ -241,11 +255,13 @@ pub fn router(state: Arc<AppState>) -> Router {
         .route("/v2/models/{model}/versions/{version}/stats", get(statistics::model))
         .merge(extensions())
         .merge(tensorflow_serving())
+        .merge(texts())
         .fallback(async || ApiError::RouteNotFound)
         .method_not_allowed_fallback(async || ApiError::MethodNotAllowed)
         .with_state(state)
         .layer(axum::middleware::from_fn_with_state(guarded, access::guard))
-        .layer(axum::middleware::from_fn_with_state(edge, edge::edge));
+        .layer(axum::middleware::from_fn_with_state(edge, edge::edge))
+        .layer(axum::middleware::from_fn(text::form::dress));
     if origins.is_empty() { router } else { router.layer(cors(&origins)) }
 }
 

@@ -9,6 +9,7 @@ pub mod request;
 pub mod settings;
 pub mod spec;
 pub mod table;
+pub mod text;
 
 pub use derive::{Derived, derive};
 pub use name::check_name;
@@ -17,3 +18,4 @@ pub use request::{InferRequest, InferResponse, InputTensor, InvalidRequest, Outp
 pub use settings::{Labels, Settings};
 pub use spec::{Dim, Graph, ModelSpec, Side, TensorSpec, Unsupported};
 pub use table::{IndexEntry, Lookup, MemoryUsage, ModelState, Table};
+pub use text::{Scores, TextModel, Vectors};

@@ -15,6 +15,7 @@ mod published;
 mod recall;
 mod room;
 pub mod store;
+mod texts;
 
 pub use control::{Controller, Refused};
 pub use layouts::Layout;

@@ -9,7 +9,7 @@ use crate::batcher::{Control, Loop};
 use crate::clock::Clock;
 use crate::config::{Config, Log};
 use crate::grpc;
-use crate::http::{AppState, Bodies, Limits, Outcome, Phase, router};
+use crate::http::{AppState, Bodies, Limits, Outcome, Phase, Texts, router};
 use crate::metrics::Metrics;
 use crate::model::Table;
 use crate::repository::devices::Devices;
@@ -18,6 +18,7 @@ use crate::repository::manager::Manager;
 use crate::repository::store::Store;
 use crate::runtime::{Runtime, self_test};
 use crate::sampler::{Listeners, sample};
+use crate::text::Pool;
 use arc_swap::ArcSwap;
 use drain::{Parts, drain};
 use ports::{Apps, Ports};
@@ -77,7 +78,8 @@ async fn serve_until_signal(
     let managing = tokio::spawn(manager.run(ends.events));
 
     let (phase, phases) = watch::channel(Phase::Serving);
-    let mut state = app_state(&config, ends.batcher, models, phases.clone(), (Arc::clone(&metrics), clock));
+    let texts = texts(&config, cores)?;
+    let mut state = app_state(&config, (ends.batcher, texts), models, phases.clone(), (Arc::clone(&metrics), clock));
     state.repository = Some(controller);
     state.memory = memory.clone().usage();
     state.admin = secrets.admin_token.clone().map(|token| memory.admin(token));
@@ -134,7 +136,7 @@ pub(crate) fn store(config: &Config) -> Store {
 
 fn app_state(
     config: &Config,
-    batcher: crate::batcher::Batcher,
+    (batcher, texts): (crate::batcher::Batcher, Texts),
     models: Arc<ArcSwap<Table>>,
     phase: watch::Receiver<Phase>,
     (metrics, clock): (Arc<Metrics>, Clock),
@@ -165,7 +167,19 @@ fn app_state(
         repository: None,
         logging: logging(&config.log),
         memory: Box::new(|_| Vec::new()),
+        texts,
     }
+}
+
+/// The threads for texts, and what texts may cost.
+fn texts(config: &Config, cores: usize) -> std::io::Result<Texts> {
+    let text = &config.text;
+    Ok(Texts {
+        pool: Pool::new(text.threads(cores), text.max_requests)?,
+        max_inputs: text.max_inputs,
+        max_input_bytes: usize::try_from(text.max_input_bytes.0).unwrap_or(usize::MAX),
+        model: text.model.clone(),
+    })
 }
 
 /// What is logged, in the words of the logging extension.

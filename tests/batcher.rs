@@ -55,6 +55,7 @@ fn spec() -> ModelSpec {
         max_batch_size: 8,
         padding: None,
         settings: Settings::default(),
+        text: None,
     }
 }
 

@@ -56,6 +56,11 @@ pub(crate) struct Room {
 }
 
 impl Room {
+    /// How many bytes it has room for.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// Makes room for so many bytes more.
     pub(crate) fn grow(&mut self, bytes: u64) -> Result<(), ApiError> {
         self.hold(self.bytes.saturating_add(bytes))

@@ -152,6 +152,16 @@ pub(crate) enum ApiError {
     NoAdmin(&'static str),
     #[error("this needs the header 'Authorization: Bearer KEY' with an API key of this server")]
     NoKey,
+    #[error("{message}")]
+    Field { field: &'static str, message: String },
+    #[error("{field} is empty; send at least one text")]
+    Nothing { field: &'static str },
+    #[error("{0}")]
+    Tokenizer(String),
+    #[error("model '{model}' {lack}")]
+    Unable { model: String, lack: &'static str },
+    #[error("as many requests with texts are inside the server as it takes; try again later")]
+    TextsFull,
     #[error("internal error")]
     Internal,
 }
@@ -222,9 +232,13 @@ impl ApiError {
         match self {
             Self::RouteNotFound | Self::SharedMemory(_) => of(S::NOT_FOUND, Code::NotFound),
             Self::MethodNotAllowed => of(S::METHOD_NOT_ALLOWED, Code::MethodNotAllowed),
-            Self::Invalid(_) | Self::BodyBroken(_) | Self::Compressed { .. } => {
-                of(S::BAD_REQUEST, Code::InvalidRequest)
-            }
+            Self::Invalid(_)
+            | Self::BodyBroken(_)
+            | Self::Compressed { .. }
+            | Self::Field { .. }
+            | Self::Nothing { .. }
+            | Self::Tokenizer(_)
+            | Self::Unable { .. } => of(S::BAD_REQUEST, Code::InvalidRequest),
             // What is left of the body would be taken for the next request.
             Self::BodyTooLarge { .. } => Wire { close: true, ..of(S::PAYLOAD_TOO_LARGE, Code::BodyTooLarge) },
             Self::InflatedTooLarge { .. } => of(S::PAYLOAD_TOO_LARGE, Code::BodyTooLarge),
@@ -247,7 +261,9 @@ impl ApiError {
                 Refused::Closed => Wire { close: true, ..retry(Code::Unavailable, RETRY_LATER) },
             },
             Self::Internal => of(S::INTERNAL_SERVER_ERROR, Code::Internal),
-            Self::BodiesFull | Self::Infer(InferError::Overloaded) => retry(Code::Overloaded, RETRY_LATER),
+            Self::BodiesFull | Self::TextsFull | Self::Infer(InferError::Overloaded) => {
+                retry(Code::Overloaded, RETRY_LATER)
+            }
             Self::Infer(InferError::Closed) => Wire { close: true, ..retry(Code::Unavailable, RETRY_LATER) },
             Self::Infer(InferError::Model(_)) => of(S::INTERNAL_SERVER_ERROR, Code::DeviceError),
             Self::Infer(InferError::Rejected(rejection)) => match *rejection {
@@ -283,6 +299,8 @@ impl ApiError {
             Self::Unauthorized | Self::NoKey => headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")),
             _ => None,
         };
+        // For the routes whose clients read errors in another form.
+        response.extensions_mut().insert(self.clone());
         response
     }
 }
@@ -332,6 +350,11 @@ mod tests {
             (Refused::Busy.into(), 503, "overloaded", Some("2")),
             (Refused::Closed.into(), 503, "unavailable", Some("2")),
             (ApiError::NoKey, 401, "unauthorized", None),
+            (ApiError::Field { field: "f", message: "x".into() }, 400, "invalid_request", None),
+            (ApiError::Nothing { field: "f" }, 400, "invalid_request", None),
+            (ApiError::Tokenizer("x".into()), 400, "invalid_request", None),
+            (ApiError::Unable { model: "m".into(), lack: "x" }, 400, "invalid_request", None),
+            (ApiError::TextsFull, 503, "overloaded", Some("2")),
             (ApiError::Internal, 500, "internal", None),
             (InferError::Overloaded.into(), 503, "overloaded", Some("2")),
             (InferError::Closed.into(), 503, "unavailable", Some("2")),

@@ -22,6 +22,13 @@ struct Operation {
     errors: &'static [u16],
 }
 
+impl Operation {
+    /// The schema of what it refuses with.
+    fn error(&self) -> &'static str {
+        if self.path.ends_with("/embeddings") { "OpenAiError" } else { "Error" }
+    }
+}
+
 /// What an operation answers if all is well.
 #[derive(Clone, Copy)]
 enum Answer {
@@ -58,6 +65,7 @@ const fn ask(path: &'static str, answer: Answer, errors: &'static [u16], summary
 const ALWAYS: [u16; 1] = [401];
 const MODEL: &[u16] = &[400, 404, 503];
 const INFER: &[u16] = &[400, 404, 408, 413, 415, 500, 501, 503, 504];
+const TEXT: &[u16] = &[400, 404, 408, 413, 415, 500, 503, 504];
 const CONTROL: &[u16] = &[400, 403, 404, 408, 413, 415, 500, 503];
 const LOGGING: &[u16] = &[400, 408, 413, 415, 501, 503];
 /// Of extensions that the server does not have.
@@ -149,6 +157,9 @@ const OPERATIONS: &[Operation] = &[
         INFER,
         "TensorFlow Serving: run the version with this label",
     ),
+    post("/v1/embeddings", "Embeddings", Json("EmbeddingList"), TEXT, "OpenAI: vectors for texts"),
+    post("/openai/v1/embeddings", "Embeddings", Json("EmbeddingList"), TEXT, "The same, where KServe has it"),
+    post("/embeddings", "Embeddings", Json("EmbeddingList"), TEXT, "The same, where Text Embeddings Inference has it"),
     post("/v2/repository/index", "IndexRequest", Json("Index"), BODY, "Every version with its state"),
 ];
 
@@ -221,7 +232,7 @@ fn describe(operation: &Operation, scheme: Option<&str>) -> Value {
     for status in operation.errors.iter().chain(&ALWAYS) {
         let refusal = json!({
             "description": "the body says what is wrong and what to do",
-            "content": content("application/json", "Error"),
+            "content": content("application/json", operation.error()),
         });
         responses.entry(status.to_string()).or_insert(refusal);
     }

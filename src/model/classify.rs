@@ -149,6 +149,7 @@ mod tests {
             max_batch_size: 8,
             padding: None,
             settings: Settings { labels: [("y".to_owned(), labels)].into(), ..Settings::default() },
+            text: None,
         }
     }
 

@@ -3,9 +3,11 @@
 
 mod placement;
 mod read;
+mod text;
 
 pub use placement::{Instances, Place};
 pub use read::DEFAULTS;
+pub use text::TextSettings;
 
 use crate::keys::{Keys, Origin};
 use crate::units::{ByteSize, Rows};
@@ -59,6 +61,8 @@ pub struct Settings {
     pub cuda_graph: CudaGraph,
     /// Options of ONNX Runtime's CUDA provider, by its names.
     pub cuda: BTreeMap<String, String>,
+    /// How its texts are treated.
+    pub text: TextSettings,
 }
 
 /// The key `cuda_graph`.

@@ -1,8 +1,9 @@
 //! A model as the server sees it: names, datatypes, dimensions, and the axis that is the batch.
 
-use super::{PadPlan, Settings};
+use super::{PadPlan, Settings, TextModel};
 use crate::tensor::DataType;
 use crate::units::{ModelId, Rows};
+use std::sync::Arc;
 
 /// One dimension of an input or output as the graph declares it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,6 +64,8 @@ pub struct ModelSpec {
     pub padding: Option<PadPlan>,
     /// The settings that hold for it: model.toml over the server's defaults.
     pub settings: Settings,
+    /// What makes its tensors of texts; `None` if it takes none.
+    pub text: Option<Arc<TextModel>>,
 }
 
 impl ModelSpec {

@@ -18,6 +18,7 @@ fn profile(points: &[(Rows, u64, u64)], free: u64) -> Profile {
         max_batch_size: 32,
         padding: None,
         settings: Settings::default(),
+        text: None,
     };
     let measured =
         |&(rows, millis, bytes)| Measured { rows, duration: Duration::from_millis(millis), bytes: ByteSize(bytes) };

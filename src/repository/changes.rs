@@ -22,12 +22,14 @@ pub(super) struct Print {
 pub(super) fn print(candidate: &Candidate) -> Print {
     let mut files: Vec<_> = beside(&candidate.file)
         .into_iter()
+        .chain(crate::text::files(&candidate.file))
         .filter_map(|path| {
             let data = fs::metadata(&path).ok().filter(fs::Metadata::is_file)?;
             Some((path, [data.dev(), data.ino()], data.len(), [data.mtime(), data.mtime_nsec()]))
         })
         .collect();
     files.sort();
+    files.dedup();
     Print { settings: candidate.settings.clone(), files }
 }
 

@@ -133,6 +133,7 @@ impl Loader {
             unbatched_reason: derived.unbatched_reason,
             padding: derived.padding,
             settings: candidate.settings.clone(),
+            text: None,
         }
     }
 
@@ -147,6 +148,7 @@ impl Loader {
         // What was chosen where the settings left the choice: clients are shown these.
         spec.settings.instances = NonZeroU32::new(u32::try_from(sessions.len()).unwrap_or(1));
         spec.settings.intra_op_threads = u32::try_from(layout.threads).ok().and_then(NonZeroU32::new);
+        spec.text = super::texts::text_model(candidate, &spec)?;
         let spec = Arc::new(spec);
         let (mut workers, mut recorded) = (Vec::new(), Vec::new());
         for mut session in sessions {

@@ -133,6 +133,7 @@ mod tests {
             max_batch_size: 1,
             padding: None,
             settings: Settings::default(),
+            text: None,
         };
         Measured { spec, layout: Layout { instances: 1, threads: 1 }, sessions: Vec::new(), calibration }
     }

@@ -15,3 +15,4 @@ mod properties;
 mod routes;
 mod socket;
 mod support;
+mod text;

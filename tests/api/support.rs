@@ -6,13 +6,15 @@ use axum::body::Body;
 use axum::http::{HeaderMap, Request, StatusCode};
 use concertina::batcher::{Batcher, InferError, Jobs};
 use concertina::clock::Clock;
-use concertina::http::{Admin, AppState, Bodies, Limits, Outcome, Phase, router};
+use concertina::http::{Admin, AppState, Bodies, Limits, Outcome, Phase, Texts, router};
 use concertina::model::{
     Dim, InferResponse, MemoryUsage, ModelSpec, ModelState, OutputTensor, Settings, Table, TensorSpec, ValidRequest,
 };
 use concertina::tensor::DataType;
+use concertina::text::Pool;
 use concertina::units::{ByteSize, ModelId};
 use http_body_util::BodyExt as _;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -47,6 +49,7 @@ pub(crate) fn echo(name: &str, tensors: Vec<TensorSpec>) -> ModelSpec {
             default_priority: 1,
             ..Settings::default()
         },
+        text: None,
     }
 }
 
@@ -126,6 +129,12 @@ pub(crate) fn state(specs: Vec<ModelSpec>, capacity: usize, admin: Option<Admin>
         repository: None,
         logging: serde_json::json!({"log_info": true}),
         memory: Box::new(|_| vec![MemoryUsage { kind: "CPU", device: 0, bytes: 4096 }]),
+        texts: Texts {
+            pool: Pool::new(NonZeroUsize::MIN, NonZeroUsize::new(16).unwrap()).unwrap(),
+            max_inputs: 100,
+            max_input_bytes: 1000,
+            model: None,
+        },
     };
     (state, Assembled { models, phase }, jobs)
 }

@@ -53,6 +53,7 @@ pub(crate) fn settle(
         max_batch_size,
         padding: None,
         settings: Settings::default(),
+        text: None,
     });
     session.set_spec(Arc::clone(&spec));
     spec

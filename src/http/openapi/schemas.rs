@@ -4,6 +4,8 @@ use super::codes;
 use crate::tensor::{DataType, MAX_RANK};
 use serde_json::{Value, json};
 
+mod text;
+
 /// An object with these properties, all of them required.
 fn object(properties: &Value) -> Value {
     let required: Vec<String> = properties.as_object().map(|map| map.keys().cloned().collect()).unwrap_or_default();
@@ -66,7 +68,7 @@ pub(super) fn all() -> Value {
             "properties": {"device": uint(), "limit": {"type": ["string", "integer"]}, "headroom": {"type": ["string", "integer"]}},
         },
     });
-    for more in [descriptions(), inference()] {
+    for more in [descriptions(), inference(), text::all()] {
         if let (Some(all), Value::Object(more)) = (schemas.as_object_mut(), more) {
             all.extend(more);
         }

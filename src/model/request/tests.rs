@@ -38,6 +38,7 @@ fn model() -> ModelSpec {
             default_priority: 2,
             ..Settings::default()
         },
+        text: None,
     }
 }
 

@@ -1,6 +1,7 @@
 //! Keys to [`Settings`]: what each key allows and how the keys relate.
 
 use super::placement::instances;
+use super::text::{TextSettings, section};
 use super::{BatchAxis, CudaGraph, Fill, Labels, Padding, Settings, VersionPolicy, Warmup};
 use crate::keys::value::{auto_or, bytes, choice, count, duration, integer, integers, number};
 use crate::keys::{Keys, Path, Relation};
@@ -47,6 +48,7 @@ pub(super) fn model(keys: &mut Keys) -> Option<Settings> {
     let labels = labels(keys);
     let version_labels = version_labels(keys);
     let cuda = named(keys, "cuda", cuda_option);
+    let text = section(keys);
     let mut settings = settings?;
     settings.warmup.dims = dims;
     settings.warmup.inputs = inputs;
@@ -54,6 +56,7 @@ pub(super) fn model(keys: &mut Keys) -> Option<Settings> {
     settings.labels = labels;
     settings.version_labels = version_labels;
     settings.cuda = cuda;
+    settings.text = text;
     Some(settings)
 }
 
@@ -110,6 +113,7 @@ pub(super) fn defaults(keys: &mut Keys) -> Option<Settings> {
         labels: BTreeMap::new(),
         cuda_graph: cuda_graph?,
         cuda: BTreeMap::new(),
+        text: TextSettings::default(),
     })
 }
 

@@ -49,6 +49,8 @@ fn every_key_can_be_said() {
         stable = 1
         [labels]
         y = "labels.txt"
+        [text]
+        max_tokens = 99
     "#;
     let settings = parse(text).expect("these settings are good");
     let expected = Settings {
@@ -84,6 +86,7 @@ fn every_key_can_be_said() {
         cuda: [("use_tf32", "0"), ("cudnn_conv_algo_search", "EXHAUSTIVE")]
             .map(|(name, value)| (name.to_owned(), value.to_owned()))
             .into(),
+        text: TextSettings { given: true, max_tokens: Some(99), ..TextSettings::default() },
     };
     assert_eq!(settings, expected);
 }

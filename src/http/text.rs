@@ -1,0 +1,252 @@
+//! Routes that take texts: OpenAI's embeddings and those of Text Embeddings Inference (TEI).
+//!
+//! A request's texts become tokens on the threads of [`crate::text::Pool`]; those of the same padded length run together, all
+//! parts at once, and the answer has the order of the request. What is long is read and written on those threads as well. A
+//! failure is the same `ApiError` as anywhere; `form` brings it into the form that the clients of a route read.
+
+pub(super) mod form;
+mod input;
+pub(super) mod openai;
+
+use super::error::ApiError;
+use super::path::ModelPath;
+use super::{AppState, JSON, Outcome, body};
+use crate::batcher::InferError;
+use crate::metrics::Stage;
+use crate::model::{ModelSpec, TextModel};
+use crate::tensor::Tensor;
+use crate::text::{Cut, Fault, Place, Pool, Tokens};
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::Response;
+use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
+use input::{Fields, Input, Inputs, Wanted};
+use std::sync::Arc;
+
+/// Parts of one request that wait or run at a time.
+const MOST_PARTS: usize = 16;
+/// A body up to this size is read where it arrives: handing it over would take longer.
+const SMALL_BODY: usize = 4096;
+/// Bytes of texts that a thread takes on at once, so that a large request does not keep small ones waiting.
+const PIECE_BYTES: usize = 32 << 10;
+
+/// What text routes need beside what all routes need.
+#[derive(Clone, Debug)]
+pub struct Texts {
+    /// The threads.
+    pub pool: Pool,
+    /// The most texts in one request.
+    pub max_inputs: usize,
+    /// The longest text, in bytes.
+    pub max_input_bytes: usize,
+    /// The model that routes without a model mean; `None`: the only one that can do what is asked.
+    pub model: Option<String>,
+}
+
+/// What a model must be able to do.
+#[derive(Clone, Copy)]
+struct Ability {
+    /// Whether it can.
+    has: fn(&TextModel) -> bool,
+    /// What it lacks otherwise.
+    lack: &'static str,
+}
+
+/// A vector for each text.
+const EMBEDS: Ability = Ability { has: |text| text.vectors.is_some(), lack: "gives no vectors for texts" };
+
+/// A request with texts, as long as it is inside.
+struct Work<'a> {
+    state: &'a AppState,
+    outcome: &'a mut Outcome,
+    place: Place,
+}
+
+/// Texts on their way to tokens.
+struct Asked {
+    inputs: Vec<Input>,
+    /// The field that they stand in.
+    field: &'static str,
+    /// Whether that is a list, so that errors say which of them is meant.
+    many: bool,
+    prompt: String,
+    cut: Cut,
+}
+
+impl<'a> Work<'a> {
+    /// Reads a request; its body takes up room as long as the guard lives.
+    async fn begin<T: Wanted>(
+        state: &'a AppState,
+        outcome: &'a mut Outcome,
+        request: Request,
+    ) -> Result<(Self, T, body::Room), ApiError> {
+        let (parts, body) = request.into_parts();
+        // First of all, so that the connection can go on after whatever error.
+        let (body, room) = body::read(&parts.headers, body, &state.limits, &state.bodies).await?;
+        let place = state.texts.pool.admit().map_err(|_| ApiError::TextsFull)?;
+        let work = Self { state, outcome, place };
+        let body = body.to_contiguous();
+        let parse = move || T::read(&Fields::new(&body)?);
+        let parsed = if room.bytes() <= SMALL_BODY as u64 { parse() } else { work.on_pool(parse).await? };
+        Ok((work, parsed?, room))
+    }
+
+    /// Has work done by the threads.
+    async fn on_pool<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, ApiError> {
+        self.state.texts.pool.run(&self.place, work).await.map_err(|_| ApiError::Internal)
+    }
+
+    /// The model with this name, if it can do what is asked.
+    fn model(&mut self, name: &str, ability: Ability) -> Result<(Arc<ModelSpec>, Arc<TextModel>), ApiError> {
+        let model = ModelPath { model: name.to_owned(), version: None }.ready(self.state)?;
+        self.outcome.model = Some(Arc::clone(&model));
+        let lack = |lack| ApiError::Unable { model: model.name.clone(), lack };
+        let Some(text) = model.text.clone() else {
+            return Err(lack("takes no texts: it needs a tokenizer.json beside it, and the log says what else"));
+        };
+        if (ability.has)(&text) { Ok((model, text)) } else { Err(lack(ability.lack)) }
+    }
+
+    /// The texts of a field, if there are as many and they are as long as may be.
+    fn checked(&self, inputs: Inputs, field: &'static str) -> Result<Vec<Input>, ApiError> {
+        let Texts { max_inputs, max_input_bytes, .. } = self.state.texts;
+        let Inputs { list, many } = inputs;
+        let refuse = |message| Err(ApiError::Field { field, message });
+        if list.is_empty() {
+            return Err(ApiError::Nothing { field });
+        }
+        if list.len() > max_inputs {
+            return refuse(format!("{field} has {} texts; send at most {max_inputs} in one request", list.len()));
+        }
+        if let Some(at) = list.iter().position(|input| input.bytes() > max_input_bytes) {
+            let name = name(field, many, at);
+            let bytes = list[at].bytes();
+            return refuse(format!("{name} has {bytes} bytes; send at most {max_input_bytes} in one text"));
+        }
+        Ok(list)
+    }
+
+    /// The tokens of all texts, in their order.
+    async fn tokenize(
+        &mut self,
+        model: &ModelSpec,
+        text: &Arc<TextModel>,
+        asked: Asked,
+    ) -> Result<Vec<Tokens>, ApiError> {
+        let begun = self.state.clock.now();
+        let asked = Arc::new(asked);
+        let ranges = pieces(&asked.inputs);
+        let work = |range: std::ops::Range<usize>| {
+            let (asked, text) = (Arc::clone(&asked), Arc::clone(text));
+            self.on_pool(move || range.map(|at| asked.tokens(&text, at)).collect::<Result<Vec<_>, _>>())
+        };
+        let done = stream::iter(ranges.into_iter().map(work)).buffered(self.state.texts.pool.threads());
+        let pieces: Vec<Result<Vec<Tokens>, ApiError>> = done.try_collect().await?;
+        let tokens: Vec<Tokens> = pieces.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
+        (self.state.spent)(model, Stage::Decode, self.state.clock.now().since(begun));
+        Ok(tokens)
+    }
+
+    /// Runs the model on texts, and makes of its output one thing for each of them, in their order.
+    async fn run<T: Send + Default + Clone + 'static>(
+        &mut self,
+        (model, text): (&Arc<ModelSpec>, &TextModel),
+        tokens: &[Tokens],
+        output: usize,
+        read: impl Fn(&Tensor, &[usize]) -> Result<Vec<T>, String> + Copy + Send + 'static,
+    ) -> Result<Vec<T>, ApiError> {
+        let parts = text.parts(model, tokens, output, self.state.limits.request_rows)?;
+        self.outcome.rows = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
+        (self.state.offered)(model, self.outcome.rows);
+        let each = parts.into_iter().map(|part| {
+            let lengths: Vec<usize> = part.rows.iter().map(|row| tokens[*row].ids.len()).collect();
+            let work = &*self;
+            async move {
+                let mut answer = work.state.batcher.infer(part.request).await?;
+                let tensor = answer.outputs.pop().ok_or(ApiError::Internal)?.tensor;
+                let read = work.on_pool(move || read(&tensor, &lengths)).await?;
+                let read = read.map_err(|reason| ApiError::Infer(InferError::Model(reason)))?;
+                Ok::<_, ApiError>((part.rows, read))
+            }
+        });
+        let mut ordered = vec![T::default(); tokens.len()];
+        let mut done = stream::iter(each).buffer_unordered(MOST_PARTS);
+        while let Some((rows, values)) = done.try_next().await? {
+            rows.into_iter().zip(values).for_each(|(row, value)| ordered[row] = value);
+        }
+        Ok(ordered)
+    }
+
+    /// The answer, written by the threads.
+    async fn answer(
+        &self,
+        model: &ModelSpec,
+        write: impl FnOnce() -> Vec<u8> + Send + 'static,
+    ) -> Result<Response, ApiError> {
+        let begun = self.state.clock.now();
+        let body = self.on_pool(write).await?;
+        (self.state.spent)(model, Stage::Encode, self.state.clock.now().since(begun));
+        let mut response = Response::new(Body::from(body));
+        response.headers_mut().insert(CONTENT_TYPE, JSON);
+        Ok(response)
+    }
+}
+
+impl Asked {
+    fn tokens(&self, text: &TextModel, at: usize) -> Result<Tokens, ApiError> {
+        let tokens = match &self.inputs[at] {
+            Input::Text(input) if self.prompt.is_empty() => text.tokenizer.encode(input, None, self.cut),
+            Input::Text(input) => text.tokenizer.encode(&[&*self.prompt, input].concat(), None, self.cut),
+            Input::Ids(ids) => text.tokenizer.take(ids.clone(), self.cut),
+        };
+        tokens.map_err(|fault| {
+            let message = format!("{} {fault}", name(self.field, self.many, at));
+            match fault {
+                Fault::Failed(_) => ApiError::Tokenizer(message),
+                _ => ApiError::Field { field: self.field, message },
+            }
+        })
+    }
+}
+
+/// What an error calls one of the texts of a field.
+fn name(field: &str, many: bool, at: usize) -> String {
+    if many { format!("{field}[{at}]") } else { field.to_owned() }
+}
+
+/// Texts in pieces that a thread takes on at once.
+fn pieces(inputs: &[Input]) -> Vec<std::ops::Range<usize>> {
+    let (mut pieces, mut start, mut bytes) = (Vec::new(), 0, 0);
+    for (at, input) in inputs.iter().enumerate() {
+        bytes += input.bytes();
+        if bytes >= PIECE_BYTES {
+            pieces.push(start..at + 1);
+            (start, bytes) = (at + 1, 0);
+        }
+    }
+    if start < inputs.len() {
+        pieces.push(start..inputs.len());
+    }
+    pieces
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_cover_all_texts_once_and_in_order() {
+        let inputs =
+            |sizes: &[usize]| -> Vec<Input> { sizes.iter().map(|size| Input::Text("a".repeat(*size))).collect() };
+        for sizes in [&[][..], &[1], &[PIECE_BYTES], &[PIECE_BYTES - 1, 1, 1], &[5, PIECE_BYTES * 3, 0, 7], &[0, 0]] {
+            let pieces = pieces(&inputs(sizes));
+            let covered: Vec<usize> = pieces.iter().cloned().flatten().collect();
+            assert_eq!(covered, (0..sizes.len()).collect::<Vec<_>>(), "{sizes:?}");
+            for piece in pieces {
+                let all_but_last: usize = sizes[piece.start..piece.end - 1].iter().sum();
+                assert!(all_but_last < PIECE_BYTES, "{sizes:?}");
+            }
+        }
+    }
+}
