@@ -1,12 +1,14 @@
 //! gRPC: the inference service, health and reflection, as another skin over what the HTTP routes use.
 //!
-//! A call passes `edge` (span, panic to INTERNAL, messages followed by `intake`), then its method here. Of an inference,
+//! A call passes `edge` (who may, span, panic to INTERNAL), its messages are put together by `intake` within limits (`bounds`), then
+//! its method here. Of an inference,
 //! `decode` makes an [`InferRequest`](crate::model::InferRequest) of the message, with typed contents read by `contents`; from
 //! there its way is that of HTTP. Failures are the same, and `status` gives each its gRPC code. What the routes answer as JSON is
 //! answered here from that JSON, so that both always say the same.
 //!
 //! The services are served by the accept loop of HTTP, on a port of their own.
 
+mod bounds;
 mod contents;
 mod decode;
 mod edge;
@@ -22,6 +24,7 @@ pub use contents::Contents;
 use crate::http::{self, ApiError, AppState, ModelPath, Outcome};
 use axum::Router;
 use futures_util::stream::BoxStream;
+use infer::Taken;
 use proto::grpc_inference_service_server::{GrpcInferenceService, GrpcInferenceServiceServer};
 use proto::*;
 use serde::de::DeserializeOwned;
@@ -158,7 +161,7 @@ impl GrpcInferenceService for Service {
     async fn model_infer(&self, request: Request<ModelInferRequest>) -> Result<Response<ModelInferResponse>, Status> {
         let budget = request.metadata().get("grpc-timeout").and_then(|value| value.to_str().ok());
         let budget = decode::budget(budget);
-        let answer = infer::infer(&self.0, request.into_inner(), budget).await;
+        let answer = infer::infer(&self.0, Taken::new(&self.0, request.into_inner()), budget).await;
         answer.map(Response::new).map_err(|error| status(&error))
     }
 

@@ -43,6 +43,16 @@ const FIELDS: [(&str, WireType); 8] = [
 const STRINGS: u32 = 8;
 
 impl Contents {
+    /// How many bytes [`Contents::into_data`] makes anew at the most, for a tensor of so many elements.
+    pub(super) fn bytes_in_memory(&self, datatype: DataType, elements: usize) -> u64 {
+        let wire = self.first.len() + self.more.len();
+        match datatype.size() {
+            Some(size) if ![DataType::Fp32, DataType::Fp64].contains(&datatype) => (elements.min(wire) * size) as u64,
+            // These are in memory as they are on the wire, but for the lengths of strings.
+            _ => self.more.len() as u64,
+        }
+    }
+
     /// The elements as a tensor's data. `field` is the name of the whole, for complaints.
     pub(super) fn into_data(self, datatype: DataType, elements: usize, field: &str) -> Result<Chunks, ApiError> {
         let expected = match datatype {

@@ -12,20 +12,29 @@ use std::time::Duration;
 
 type Parameters = BTreeMap<String, InferParameter>;
 
-/// The request without the name and version of its model. `budget` is how long the client waits at all.
-pub(super) fn request(message: ModelInferRequest, budget: Option<Duration>) -> Result<InferRequest, ApiError> {
+/// The request without the name and version of its model. `budget` is how long the client waits at all. Typed contents are larger
+/// in memory than on the wire: `grow` is told of so many bytes more before they are there, and may refuse.
+pub(super) fn request(
+    message: ModelInferRequest,
+    budget: Option<Duration>,
+    mut grow: impl FnMut(u64) -> Result<(), ApiError>,
+) -> Result<InferRequest, ApiError> {
     let ModelInferRequest { id, parameters, inputs, outputs, raw_input_contents, .. } = message;
     let timeout = uint(&parameters, "timeout")?.map(Duration::from_micros).filter(|timeout| !timeout.is_zero());
     Ok(InferRequest {
         id,
         priority: uint(&parameters, "priority")?.unwrap_or(0),
         timeout: timeout.into_iter().chain(budget).min(),
-        inputs: self::inputs(inputs, raw_input_contents)?,
+        inputs: self::inputs(inputs, raw_input_contents, &mut grow)?,
         outputs: outputs.into_iter().enumerate().map(output).collect::<Result<_, _>>()?,
     })
 }
 
-fn inputs(inputs: Vec<InferInputTensor>, raw: Vec<Bytes>) -> Result<Vec<InputTensor>, ApiError> {
+fn inputs(
+    inputs: Vec<InferInputTensor>,
+    raw: Vec<Bytes>,
+    grow: &mut impl FnMut(u64) -> Result<(), ApiError>,
+) -> Result<Vec<InputTensor>, ApiError> {
     if !raw.is_empty() && raw.len() != inputs.len() {
         return Err(ApiError::invalid(format!(
             "raw_input_contents has {} tensors, but there are {} inputs; send one for each input, or none at all",
@@ -34,10 +43,15 @@ fn inputs(inputs: Vec<InferInputTensor>, raw: Vec<Bytes>) -> Result<Vec<InputTen
         )));
     }
     let mut raw = raw.into_iter();
-    inputs.into_iter().enumerate().map(|(index, tensor)| input(tensor, raw.next(), index)).collect()
+    inputs.into_iter().enumerate().map(|(index, tensor)| input(tensor, raw.next(), index, grow)).collect()
 }
 
-fn input(tensor: InferInputTensor, raw: Option<Bytes>, index: usize) -> Result<InputTensor, ApiError> {
+fn input(
+    tensor: InferInputTensor,
+    raw: Option<Bytes>,
+    index: usize,
+    grow: &mut impl FnMut(u64) -> Result<(), ApiError>,
+) -> Result<InputTensor, ApiError> {
     let InferInputTensor { name, datatype, shape, parameters, contents } = tensor;
     refuse_shared_memory(&parameters)?;
     let at = || format!("inputs[{index}] ('{name}')");
@@ -55,6 +69,7 @@ fn input(tensor: InferInputTensor, raw: Option<Bytes>, index: usize) -> Result<I
         (None, Some(contents)) => {
             let elements = element_count(&shape)
                 .ok_or_else(|| ApiError::invalid(format!("{}.shape has too many elements to count", at())))?;
+            grow(contents.bytes_in_memory(datatype, elements))?;
             contents.into_data(datatype, elements, &format!("{}.contents", at()))?
         }
         (None, None) if element_count(&shape) == Some(0) => Bytes::new().into(),
@@ -148,7 +163,8 @@ mod tests {
         let with = |timeout: Option<i64>, budget| {
             let choice = timeout.map(ParameterChoice::Int64Param);
             let parameters = BTreeMap::from([("timeout".to_owned(), InferParameter { parameter_choice: choice })]);
-            request(ModelInferRequest { parameters, ..ModelInferRequest::default() }, budget).map(|it| it.timeout)
+            request(ModelInferRequest { parameters, ..ModelInferRequest::default() }, budget, |_| Ok(()))
+                .map(|it| it.timeout)
         };
         let millis = Duration::from_millis;
         assert_eq!(with(Some(1000), None), Ok(Some(millis(1))));

@@ -6,7 +6,7 @@ use super::proto::{InferParameter, ModelInferRequest, ModelInferResponse, ModelS
 use super::status::status;
 use super::{Grpc, decode, path};
 use crate::batcher::{InferError, Rejection};
-use crate::http::{ApiError, Outcome};
+use crate::http::{ApiError, Outcome, Room};
 use crate::metrics::Stage;
 use crate::model::{InferResponse, ModelSpec, ValidRequest};
 use futures_util::stream::{BoxStream, StreamExt as _};
@@ -18,15 +18,29 @@ use tonic::{Status, Streaming};
 /// Whether an answer is the last one to its request; in a stream, clients of models with several answers look for it.
 const FINAL: &str = "triton_final_response";
 
+/// A request that counts among the bodies from now on, until it is answered. To be made of a message in the moment in which it
+/// comes: what was arriving has counted until then.
+pub(super) struct Taken {
+    message: ModelInferRequest,
+    room: Result<Room, ApiError>,
+}
+
+impl Taken {
+    pub(super) fn new(grpc: &Grpc, message: ModelInferRequest) -> Self {
+        let room = grpc.state.bodies.admit(message.encoded_len() as u64);
+        Self { message, room }
+    }
+}
+
 /// Answers one request and counts it. `budget` is how long the client waits at all.
 pub(super) async fn infer(
     grpc: &Grpc,
-    message: ModelInferRequest,
+    request: Taken,
     budget: Option<Duration>,
 ) -> Result<ModelInferResponse, ApiError> {
     let ended = (grpc.begins)();
     let mut outcome = Outcome::default();
-    let answer = answer(grpc, message, budget, &mut outcome);
+    let answer = answer(grpc, request, budget, &mut outcome);
     let result = match budget {
         None => answer.await,
         Some(budget) => tokio::time::timeout(budget, answer)
@@ -40,22 +54,19 @@ pub(super) async fn infer(
 
 async fn answer(
     grpc: &Grpc,
-    mut message: ModelInferRequest,
+    Taken { mut message, room }: Taken,
     budget: Option<Duration>,
     outcome: &mut Outcome,
 ) -> Result<ModelInferResponse, ApiError> {
     let state = &grpc.state;
+    let mut room = room?;
     let path = path(std::mem::take(&mut message.model_name), &message.model_version)?;
-    // What is inside of it counts until it is answered; what was still arriving has counted before.
-    let mut room = state.bodies.admit(message.encoded_len() as u64)?;
     let model = path.ready(state)?;
     outcome.model = Some(Arc::clone(&model));
     let begun = state.clock.now();
-    let mut request = decode::request(message, budget)?;
+    let mut request = decode::request(message, budget, |bytes| room.grow(bytes))?;
     let id = std::mem::take(&mut request.id);
     let request = ValidRequest::new(Arc::clone(&model), request, state.limits.request_rows)?;
-    // Typed contents are larger now than they were on the wire.
-    room.hold(request.bytes.0)?;
     outcome.rows = request.rows;
     (state.offered)(&model, request.rows);
     (state.spent)(&model, Stage::Decode, state.clock.now().since(begun));
@@ -99,15 +110,16 @@ pub(super) fn stream(
     requests
         .map(move |message| {
             let grpc = Arc::clone(&grpc);
-            async move { Ok(in_place(&grpc, message?).await) }
+            let id = message.as_ref().map(|message| message.id.clone()).unwrap_or_default();
+            let request = message.map(|message| Taken::new(&grpc, message));
+            async move { Ok(in_place(&grpc, request?, id).await) }
         })
         .buffered(at_once)
         .boxed()
 }
 
-async fn in_place(grpc: &Grpc, message: ModelInferRequest) -> ModelStreamInferResponse {
-    let id = message.id.clone();
-    let (mut response, error_message) = match infer(grpc, message, None).await {
+async fn in_place(grpc: &Grpc, request: Taken, id: String) -> ModelStreamInferResponse {
+    let (mut response, error_message) = match infer(grpc, request, None).await {
         Ok(response) => (response, String::new()),
         Err(error) => {
             let words = status(&error).message().to_owned();

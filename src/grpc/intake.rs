@@ -1,21 +1,24 @@
-//! What messages may cost before they are whole: their size, their time, and the room for all bodies together.
+//! What messages may cost before they are whole: their size, their time, what they hold, and the room for all bodies together.
 //!
-//! The library behind the service reads a message to its end before anybody sees it. So the frames are followed on their way
-//! there: a message that announces too much is refused by its first five bytes, one that arrives too slowly is given up, and
-//! what has arrived of it counts among the bytes of all requests.
+//! The library behind the service reads a message to its end, inflates it and takes it apart before anybody sees it. So each
+//! message is put together here, and handed on when it is known to be harmless: one that announces too much is refused by its
+//! first five bytes, one that arrives too slowly is given up, one that grows too large when inflated, or holds too many parts,
+//! goes no further; and what has arrived of it counts among the bytes of all requests.
 
+use super::bounds;
 use super::status::status;
-use crate::http::{ApiError, Bodies, Phase, Room};
+use crate::http::{ApiError, Bodies, Coding, Collected, Phase, Room, inflate};
+use crate::tensor::Chunks;
 use axum::body::Body;
 use bytes::Bytes;
-use http_body::{Frame, SizeHint};
-use std::future::Future as _;
+use futures_util::stream::unfold;
+use http_body::Frame;
+use http_body_util::{BodyExt as _, StreamBody};
+use std::collections::VecDeque;
 use std::pin::Pin;
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Sleep;
-use tonic::Status;
 
 /// A flag and four bytes that say how long the message behind them is.
 const PREFIX: usize = 5;
@@ -23,127 +26,188 @@ const PREFIX: usize = 5;
 /// Limits of the messages of one call.
 #[derive(Clone, Debug)]
 pub(super) struct Gate {
+    /// The most bytes of a message, as it comes and when it is inflated.
     pub(super) message_bytes: usize,
     pub(super) message_timeout: Duration,
     pub(super) bodies: Bodies,
-    /// Whether the call may last: it is then ended between two messages when the server closes, and may be silent between them.
+    /// How messages are compressed that say that they are.
+    pub(super) coding: Option<Coding>,
+    /// Whether messages are inferences.
+    pub(super) inferences: bool,
+    /// Whether the call may last: it is then ended between two messages when the server closes, may be silent between them, and
+    /// has any number of them. Other calls have one.
     pub(super) lasting: Option<watch::Receiver<Phase>>,
 }
 
-/// The body of a call, watched.
-pub(super) struct Intake {
+/// The body of a call, message by message.
+pub(super) fn watched(body: Body, gate: Gate) -> Body {
+    let intake = Intake {
+        body,
+        gate,
+        arrived: Bytes::new(),
+        message: VecDeque::new(),
+        room: None,
+        slow: None,
+        within: false,
+        begun: 0,
+        ended: false,
+    };
+    let frames = unfold(intake, |mut intake| async move {
+        let frame = match intake.next().await {
+            Ok(data) => Ok(Frame::data(data?)),
+            Err(error) => {
+                intake.ended = true;
+                intake.room = None;
+                Err(status(&error))
+            }
+        };
+        Some((frame, intake))
+    });
+    Body::new(StreamBody::new(frames))
+}
+
+struct Intake {
     body: Body,
     gate: Gate,
-    closing: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    /// What has come of the body and belongs to a message that has not been begun.
+    arrived: Bytes,
+    /// What is left to hand over of a whole message, its prefix included.
+    message: VecDeque<Bytes>,
+    /// The room for it. A call with one message keeps it to its end, as the library keeps the message until then. In a lasting
+    /// call whoever takes the last piece of a message counts the message itself before it asks for another one.
+    room: Option<Room>,
     /// Since when a message is waited for; none is between the messages of a lasting call.
     slow: Option<Pin<Box<Sleep>>>,
-    prefix: [u8; PREFIX],
-    /// How many bytes of `prefix` are there.
-    seen: usize,
-    /// How many bytes of the message behind the prefix are still to come.
-    left: usize,
-    /// The room for what has come of the present message.
-    room: Option<Room>,
+    /// Whether a message has come in part.
+    within: bool,
+    /// How many messages have begun.
+    begun: usize,
     ended: bool,
 }
 
 impl Intake {
-    pub(super) fn new(body: Body, gate: Gate) -> Self {
-        let slow = gate.lasting.is_none().then(|| Box::pin(tokio::time::sleep(gate.message_timeout)));
-        let closing = gate.lasting.clone().map(|mut phase| -> Pin<Box<dyn Future<Output = ()> + Send>> {
-            Box::pin(async move {
-                let _gone = phase.wait_for(|phase| *phase == Phase::Closing).await;
-            })
-        });
-        Self { body, gate, closing, slow, prefix: [0; PREFIX], seen: 0, left: 0, room: None, ended: false }
+    /// The next piece of a message that is whole; `None` at the end of the call.
+    async fn next(&mut self) -> Result<Option<Bytes>, ApiError> {
+        if self.message.is_empty() && !self.put_together().await? {
+            return Ok(None);
+        }
+        let piece = self.message.pop_front();
+        if self.message.is_empty() && self.gate.lasting.is_some() {
+            self.room = None;
+        }
+        Ok(piece)
     }
 
-    fn between(&self) -> bool {
-        self.seen == 0 && self.left == 0
+    /// Reads the next message and looks at it; false: there is none.
+    async fn put_together(&mut self) -> Result<bool, ApiError> {
+        if self.ended {
+            return Ok(false);
+        }
+        if self.gate.lasting.as_ref().is_some_and(|phase| *phase.borrow() == Phase::Closing) {
+            return Err(closing());
+        }
+        let mut room = self.gate.bodies.admit(0)?;
+        let mut message = Collected::default();
+        self.within = false;
+        if !self.read(&mut message, PREFIX, &mut room).await? {
+            self.ended = true;
+            return if message.len() == 0 { Ok(false) } else { Err(broken_off()) };
+        }
+        self.begun += 1;
+        if self.gate.lasting.is_none() && self.begun > 1 {
+            return Err(ApiError::invalid("a call of this method has one message, and a second one came"));
+        }
+        let mut prefix = [0; PREFIX];
+        let head = message.finish();
+        head.copy_to(0, &mut prefix);
+        let [flag, length @ ..] = prefix;
+        let length = u32::from_be_bytes(length) as usize;
+        let limit = self.gate.message_bytes;
+        if length > limit {
+            return Err(ApiError::BodyTooLarge { limit });
+        }
+        let mut message = Collected::default();
+        if !self.read(&mut message, length, &mut room).await? {
+            return Err(broken_off());
+        }
+        let message = message.finish();
+        let message = match (flag, self.gate.coding) {
+            (0, _) => message,
+            (1, Some(coding)) => inflate(coding, message, limit, &mut room).await?,
+            (1, None) => return Err(ApiError::invalid("a message is compressed, but the call has no grpc-encoding")),
+            _ => return Err(ApiError::invalid(format!("a message begins with {flag} and not with 0 or 1"))),
+        };
+        if self.gate.inferences {
+            bounds::check(&message)?;
+        }
+        if self.gate.lasting.is_some() {
+            self.slow = None;
+        }
+        self.hand_over(&message);
+        self.room = Some(room);
+        Ok(true)
     }
 
-    /// Follows the bytes of one frame.
-    fn follow(&mut self, mut data: &[u8]) -> Result<(), ApiError> {
-        let arrived = data.len();
-        while !data.is_empty() {
-            if self.left > 0 {
-                let step = self.left.min(data.len());
-                self.left -= step;
-                data = &data[step..];
-                continue;
-            }
-            let step = (PREFIX - self.seen).min(data.len());
-            self.prefix[self.seen..self.seen + step].copy_from_slice(&data[..step]);
-            self.seen += step;
-            data = &data[step..];
-            if self.seen == PREFIX {
-                let [_, length @ ..] = self.prefix;
-                self.left = u32::from_be_bytes(length) as usize;
-                self.seen = 0;
-                if self.left > self.gate.message_bytes {
-                    return Err(ApiError::BodyTooLarge { limit: self.gate.message_bytes });
+    fn hand_over(&mut self, message: &Chunks) {
+        // No message is as long as a `u32` can say.
+        let length = u32::try_from(message.len()).unwrap_or(u32::MAX).to_be_bytes();
+        let prefix = [&[0][..], &length].concat();
+        self.message = std::iter::once(prefix.into()).chain(message.iter().cloned()).collect();
+    }
+
+    /// Reads on until so many bytes of a message are there; false: the body has ended before.
+    async fn read(&mut self, message: &mut Collected, wanted: usize, room: &mut Room) -> Result<bool, ApiError> {
+        while message.len() < wanted {
+            if self.arrived.is_empty() {
+                match self.frame().await? {
+                    Some(data) => self.arrived = data,
+                    None => return Ok(false),
                 }
             }
+            let step = self.arrived.len().min(wanted - message.len());
+            room.grow(step as u64)?;
+            self.within = true;
+            message.push(self.arrived.split_to(step));
         }
-        match &mut self.room {
-            Some(room) => room.grow(arrived as u64),
-            None => self.gate.bodies.admit(arrived as u64).map(|room| self.room = Some(room)),
-        }
+        Ok(true)
     }
 
-    fn refuse(&mut self, error: &ApiError) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        self.ended = true;
-        self.room = None;
-        Poll::Ready(Some(Err(status(error))))
+    /// The next bytes of the body; `None` at its end.
+    async fn frame(&mut self) -> Result<Option<Bytes>, ApiError> {
+        let Self { body, gate, slow, within, .. } = self;
+        let (within, limit, lasting) = (*within, gate.message_timeout, gate.lasting.as_mut());
+        let quiet = lasting.is_some() && !within;
+        let closes = async {
+            match lasting.filter(|_| !within) {
+                Some(phase) => _ = phase.wait_for(|phase| *phase == Phase::Closing).await,
+                None => std::future::pending().await,
+            }
+        };
+        let late = async {
+            if quiet {
+                std::future::pending::<()>().await;
+            }
+            slow.get_or_insert_with(|| Box::pin(tokio::time::sleep(limit))).await;
+        };
+        tokio::select! {
+            biased;
+            () = closes => Err(closing()),
+            // Before the time that it took: while nobody asks, nothing is late that is there.
+            frame = body.frame() => match frame {
+                None => Ok(None),
+                Some(Err(error)) => Err(ApiError::BodyBroken(error.to_string())),
+                // Trailers are the end.
+                Some(Ok(frame)) => Ok(frame.into_data().ok()),
+            },
+            () = late => Err(ApiError::BodyTimeout { limit }),
+        }
     }
 }
 
-impl http_body::Body for Intake {
-    type Data = Bytes;
-    type Error = Status;
+fn closing() -> ApiError {
+    ApiError::ServerNotReady("the server is shutting down".to_owned())
+}
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let this = &mut *self;
-        if this.ended {
-            return Poll::Ready(None);
-        }
-        if this.between() {
-            // What was whole has been taken over by whoever asks for more.
-            this.room = None;
-            if this.gate.lasting.is_some() {
-                this.slow = None;
-            }
-            if this.closing.as_mut().is_some_and(|closing| closing.as_mut().poll(cx).is_ready()) {
-                return this.refuse(&ApiError::ServerNotReady("the server is shutting down".to_owned()));
-            }
-        }
-        if this.slow.as_mut().is_some_and(|slow| slow.as_mut().poll(cx).is_ready()) {
-            let limit = this.gate.message_timeout;
-            return this.refuse(&ApiError::BodyTimeout { limit });
-        }
-        match ready!(Pin::new(&mut this.body).poll_frame(cx)) {
-            None => {
-                this.ended = true;
-                Poll::Ready(None)
-            }
-            Some(Err(error)) => this.refuse(&ApiError::BodyBroken(error.to_string())),
-            Some(Ok(frame)) => {
-                if let Some(Err(error)) = frame.data_ref().map(|data| this.follow(data)) {
-                    return this.refuse(&error);
-                }
-                if !this.between() && this.slow.is_none() {
-                    this.slow = Some(Box::pin(tokio::time::sleep(this.gate.message_timeout)));
-                }
-                Poll::Ready(Some(Ok(frame)))
-            }
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.ended || (self.between() && self.body.is_end_stream())
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
+fn broken_off() -> ApiError {
+    ApiError::BodyBroken("it ended within a message".to_owned())
 }

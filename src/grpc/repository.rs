@@ -1,19 +1,18 @@
-//! Loading and unloading over gRPC, for those who hold the admin token.
+//! Loading and unloading over gRPC. Whether the client may is known before: see `edge`.
 
 use super::proto::model_repository_parameter::ParameterChoice;
 use super::proto::{
     RepositoryModelLoadRequest, RepositoryModelLoadResponse, RepositoryModelUnloadRequest,
     RepositoryModelUnloadResponse,
 };
-use crate::http::{ApiError, AppState, admin_required, controller};
+use crate::http::{ApiError, AppState, controller};
 use tonic::{Request, Response};
 
 pub(super) async fn load(
     state: &AppState,
     request: Request<RepositoryModelLoadRequest>,
 ) -> Result<Response<RepositoryModelLoadResponse>, ApiError> {
-    let (metadata, _, message) = request.into_parts();
-    admin_required(state, metadata.as_ref())?;
+    let message = request.into_inner();
     unnamed(&message.repository_name)?;
     let mut parameters = Vec::new();
     for (name, parameter) in &message.parameters {
@@ -32,8 +31,7 @@ pub(super) async fn unload(
     state: &AppState,
     request: Request<RepositoryModelUnloadRequest>,
 ) -> Result<Response<RepositoryModelUnloadResponse>, ApiError> {
-    let (metadata, _, message) = request.into_parts();
-    admin_required(state, metadata.as_ref())?;
+    let message = request.into_inner();
     unnamed(&message.repository_name)?;
     // Nothing depends on another model here, so that `unload_dependents` means the same either way.
     controller(state)?.unload(&message.model_name).await?;

@@ -37,8 +37,8 @@ pub(super) async fn logging(State(state): State<Arc<AppState>>) -> Response {
 /// Changing that, which works as long as nothing changes.
 pub(super) async fn set_logging(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
     let (parts, body) = request.into_parts();
-    let (body, _room) = body::read(&parts.headers, body, &state.limits, &state.bodies).await?;
-    let wanted: Map<String, Value> = serde_json::from_slice(&body.to_contiguous())
+    let (body, _room) = body::read_small(&parts, body, &state, body::SMALL_BODY_BYTES).await?;
+    let wanted: Map<String, Value> = serde_json::from_slice(&body)
         .map_err(|error| ApiError::invalid(format!("the body must be a JSON object of log settings: {error}")))?;
     // Clients send what they do not want to change as null, and keys that are not known mean nothing.
     let differs = |(key, value): (&String, &Value)| {

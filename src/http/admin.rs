@@ -3,7 +3,7 @@
 use super::access::bearer;
 use super::error::ApiError;
 use super::status::json_response;
-use super::{AppState, Limits, body};
+use super::{AppState, body};
 use axum::extract::{Request, State};
 use axum::http::HeaderMap;
 use axum::http::header::AUTHORIZATION;
@@ -14,9 +14,6 @@ use serde_json::error::Category;
 use std::fmt;
 use std::sync::Arc;
 use subtle::ConstantTimeEq as _;
-
-/// The largest body of an admin request.
-const MAX_BODY_BYTES: usize = 64 << 10;
 
 /// Changes limits; the error says what is wrong with which key.
 pub type ChangeMemory = Box<dyn Fn(&MemoryChange) -> Result<Value, String> + Send + Sync>;
@@ -65,9 +62,8 @@ pub(super) async fn change_memory(State(state): State<Arc<AppState>>, request: R
     let (parts, body) = request.into_parts();
     // First of all: strangers get no byte of theirs read.
     let admin = authorized(&state, &parts.headers)?;
-    let limits = Limits { body_bytes: MAX_BODY_BYTES.min(state.limits.body_bytes), ..state.limits.clone() };
-    let (body, _room) = body::read(&parts.headers, body, &limits, &state.bodies).await?;
-    let change = memory_change(&body.to_contiguous())?;
+    let (body, _room) = body::read_small(&parts, body, &state, body::SMALL_BODY_BYTES).await?;
+    let change = memory_change(&body)?;
     (admin.change)(&change).map(|memory| json_response(&memory)).map_err(ApiError::invalid)
 }
 

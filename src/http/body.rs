@@ -1,10 +1,11 @@
 //! Bodies in and out: a request body as a rope of frames, within limits; a response body as frames that are not copied.
 
 use super::error::ApiError;
-use super::{Limits, coding};
+use super::{AppState, Limits, coding};
 use crate::tensor::Chunks;
 use axum::body::Body;
 use axum::http::HeaderMap;
+use axum::http::request::Parts;
 use bytes::{Bytes, BytesMut};
 use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::BodyExt as _;
@@ -19,6 +20,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 const JOIN_AFTER_PARTS: usize = 16;
 /// Frames below this size are small.
 const SMALL_FRAME: usize = 4096;
+
+/// The most bytes of a body that asks or changes something and brings no tensors.
+pub(crate) const SMALL_BODY_BYTES: usize = 64 << 10;
+/// The most bytes of a body that loads a model: it may bring the model's whole configuration.
+pub(crate) const LOAD_BODY_BYTES: usize = 1 << 20;
 
 /// The unit in which bodies are counted: a semaphore has room for any number of bytes then, and a request for any body.
 const UNIT: u64 = 1024;
@@ -79,6 +85,18 @@ impl Room {
     }
 }
 
+/// Reads a body that brings no tensors, which is none of those that may be large: see [`read`].
+pub(super) async fn read_small(
+    parts: &Parts,
+    body: Body,
+    state: &AppState,
+    most: usize,
+) -> Result<(Bytes, Room), ApiError> {
+    let limits = Limits { body_bytes: most.min(state.limits.body_bytes), ..state.limits.clone() };
+    let (body, room) = read(&parts.headers, body, &limits, &state.bodies).await?;
+    Ok((body.to_contiguous(), room))
+}
+
 /// Reads a whole body, and says what room it takes up until its request is answered. Reading stops at the limit and where
 /// there is no room; a body that announces more than the limit is not read at all. Only what has come counts: a client that
 /// announces much and sends nothing takes no room from the others.
@@ -105,25 +123,45 @@ pub(super) async fn read(
 }
 
 async fn collect(mut body: Body, limit: usize, room: &mut Room) -> Result<Chunks, ApiError> {
-    let mut chunks = Chunks::new();
-    let mut joined = BytesMut::new();
+    let mut collected = Collected::default();
     while let Some(frame) = body.frame().await {
         let Ok(data) = frame.map_err(|error| ApiError::BodyBroken(error.to_string()))?.into_data() else {
             continue; // trailers say nothing here
         };
-        if data.len() > limit - chunks.len() - joined.len() {
+        if data.len() > limit - collected.len() {
             return Err(ApiError::BodyTooLarge { limit });
         }
         room.grow(data.len() as u64)?;
-        if data.len() < SMALL_FRAME && chunks.iter().len() >= JOIN_AFTER_PARTS {
-            joined.extend_from_slice(&data);
+        collected.push(data);
+    }
+    Ok(collected.finish())
+}
+
+/// What has come of a body, in no more parts than is sensible.
+#[derive(Debug, Default)]
+pub(crate) struct Collected {
+    chunks: Chunks,
+    joined: BytesMut,
+}
+
+impl Collected {
+    pub(crate) fn len(&self) -> usize {
+        self.chunks.len() + self.joined.len()
+    }
+
+    pub(crate) fn push(&mut self, data: Bytes) {
+        if data.len() < SMALL_FRAME && self.chunks.iter().len() >= JOIN_AFTER_PARTS {
+            self.joined.extend_from_slice(&data);
         } else {
-            chunks.push(joined.split().freeze());
-            chunks.push(data);
+            self.chunks.push(self.joined.split().freeze());
+            self.chunks.push(data);
         }
     }
-    chunks.push(joined.freeze());
-    Ok(chunks)
+
+    pub(crate) fn finish(mut self) -> Chunks {
+        self.chunks.push(self.joined.freeze());
+        self.chunks
+    }
 }
 
 /// A response body of known size: its frames leave as they are, so the connection writes them without joining them.

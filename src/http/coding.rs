@@ -26,20 +26,21 @@ const WORTHWHILE_PERCENT: usize = 90;
 
 /// How a body is compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Coding {
+pub(crate) enum Coding {
     Gzip,
     Deflate,
 }
 
 impl Coding {
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Gzip => "gzip",
             Self::Deflate => "deflate",
         }
     }
 
-    fn of(name: &str) -> Option<Self> {
+    /// The coding of this name, in letters of any case.
+    pub(crate) fn of(name: &str) -> Option<Self> {
         let is = |other: &str| name.eq_ignore_ascii_case(other);
         if is("gzip") || is("x-gzip") { Some(Self::Gzip) } else { is("deflate").then_some(Self::Deflate) }
     }
@@ -60,26 +61,31 @@ pub(super) fn of_request(headers: &HeaderMap) -> Result<Option<Coding>, ApiError
 }
 
 /// Decompresses a body, up to a limit. The room that it takes up grows with it.
-pub(super) async fn inflate(coding: Coding, body: Chunks, limit: usize, room: &mut Room) -> Result<Chunks, ApiError> {
+pub(crate) async fn inflate(coding: Coding, body: Chunks, limit: usize, room: &mut Room) -> Result<Chunks, ApiError> {
     let mut inflater = Inflater::new(coding, &body);
     // What has been decompressed is let go, piece by piece.
     drop(body);
     let mut out = Chunks::new();
     loop {
-        let piece = inflater
+        let Piece { data, last } = inflater
             .piece()
             .map_err(|error| ApiError::Compressed { coding: coding.name(), reason: error.to_string() })?;
-        let last = piece.len() < PIECE;
-        if piece.len() > limit - out.len() {
+        if data.len() > limit - out.len() {
             return Err(ApiError::InflatedTooLarge { limit });
         }
-        out.push(piece);
+        out.push(data);
         room.hold(out.len() as u64)?;
         if last {
             return Ok(out);
         }
         tokio::task::yield_now().await;
     }
+}
+
+/// What one go has made of a body.
+struct Piece {
+    data: Bytes,
+    last: bool,
 }
 
 /// What is called deflate comes with the wrapper of zlib, as the standard says, or without, as some clients have it; and some
@@ -96,7 +102,7 @@ impl Inflater {
         if body.len() >= 2 {
             body.copy_to(0, &mut start);
         }
-        let rope = Rope { parts: body.iter().cloned().collect() };
+        let rope = Rope { parts: body.iter().cloned().collect(), allowance: PIECE };
         match (coding, start) {
             (Coding::Gzip, _) | (_, [0x1f, 0x8b]) => Self::Gzip(MultiGzDecoder::new(rope)),
             (_, [method, _]) if method & 0x0f == 8 && u16::from_be_bytes(start).is_multiple_of(31) => {
@@ -106,24 +112,39 @@ impl Inflater {
         }
     }
 
-    /// The next piece; only the last one is shorter than [`PIECE`].
-    fn piece(&mut self) -> io::Result<Bytes> {
+    /// The next piece, of no more than [`PIECE`] bytes, from no more than so many: there are bodies of which much is nothing.
+    fn piece(&mut self) -> io::Result<Piece> {
+        self.rope_mut().allowance = PIECE;
         let mut piece = vec![0; PIECE];
         let mut filled = 0;
-        while filled < PIECE {
+        let mut last = false;
+        while filled < PIECE && !last {
             let read = match self {
-                Self::Gzip(inner) => inner.read(&mut piece[filled..])?,
-                Self::Zlib(inner) => inner.read(&mut piece[filled..])?,
-                Self::Raw(inner) => inner.read(&mut piece[filled..])?,
+                Self::Gzip(inner) => inner.read(&mut piece[filled..]),
+                Self::Zlib(inner) => inner.read(&mut piece[filled..]),
+                Self::Raw(inner) => inner.read(&mut piece[filled..]),
             };
-            if read == 0 {
-                self.expect_end()?;
-                break;
+            match read {
+                Ok(0) => {
+                    self.expect_end()?;
+                    last = true;
+                }
+                Ok(read) => filled += read,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Err(error),
             }
-            filled += read;
         }
-        piece.truncate(filled);
-        Ok(piece.into())
+        // What is counted is what there is.
+        let data = if filled == PIECE { piece.into() } else { Bytes::copy_from_slice(&piece[..filled]) };
+        Ok(Piece { data, last })
+    }
+
+    fn rope_mut(&mut self) -> &mut Rope {
+        match self {
+            Self::Gzip(inner) => inner.get_mut(),
+            Self::Zlib(inner) => inner.get_mut(),
+            Self::Raw(inner) => inner.get_mut(),
+        }
     }
 
     fn expect_end(&self) -> io::Result<()> {
@@ -139,6 +160,8 @@ impl Inflater {
 /// The bytes of a body, let go as they are read.
 struct Rope {
     parts: VecDeque<Bytes>,
+    /// How many more may be read for now; the reader is then told to come again.
+    allowance: usize,
 }
 
 impl Read for Rope {
@@ -151,10 +174,15 @@ impl Read for Rope {
 
 impl BufRead for Rope {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
-        Ok(self.parts.front().map_or(&[], |part| &part[..]))
+        match self.parts.front() {
+            None => Ok(&[]),
+            Some(_) if self.allowance == 0 => Err(io::ErrorKind::WouldBlock.into()),
+            Some(part) => Ok(&part[..part.len().min(self.allowance)]),
+        }
     }
 
     fn consume(&mut self, len: usize) {
+        self.allowance -= len;
         if let Some(front) = self.parts.front_mut() {
             front.advance(len);
             if front.is_empty() {
@@ -246,6 +274,31 @@ impl Deflater {
 mod tests {
     use super::*;
     use axum::http::HeaderValue;
+
+    #[test]
+    fn a_piece_reads_no_more_than_so_much_and_holds_no_more_than_it_has() {
+        let member = Deflater::new(Coding::Gzip).finish().unwrap();
+        let nothing = member.repeat(10 * PIECE / member.len());
+        let mut deflater = Deflater::new(Coding::Gzip);
+        deflater.write(b"end").unwrap();
+        let body = [nothing, deflater.finish().unwrap()].concat();
+        let mut inflater = Inflater::new(Coding::Gzip, &body.clone().into());
+        let mut all = Vec::new();
+        let mut left = body.len();
+        loop {
+            let Piece { data, last } = inflater.piece().unwrap();
+            let now: usize = inflater.rope_mut().parts.iter().map(Bytes::len).sum();
+            assert!(left - now <= 2 * PIECE, "{} bytes in one go", left - now);
+            left = now;
+            all.extend_from_slice(&data);
+            let capacity = data.try_into_mut().map_or(0, |data| data.capacity());
+            assert!(capacity < PIECE, "{capacity}");
+            if last {
+                break;
+            }
+        }
+        assert_eq!((all.as_slice(), left), (&b"end"[..], 0));
+    }
 
     #[test]
     fn the_coding_that_is_wanted_most_is_taken() {

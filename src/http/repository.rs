@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 pub(super) async fn index(State(state): State<Arc<AppState>>, request: Request) -> Result<Response, ApiError> {
     let (parts, body) = request.into_parts();
-    let (body, _room) = body::read(&parts.headers, body, &state.limits, &state.bodies).await?;
-    let object = object(&body.to_contiguous())?;
+    let (body, _room) = body::read_small(&parts, body, &state, body::SMALL_BODY_BYTES).await?;
+    let object = object(&body)?;
     let only_ready = match object.get("ready") {
         None => false,
         Some(ready) => ready.as_bool().ok_or_else(|| ApiError::invalid("ready must be true or false"))?,
@@ -78,8 +78,8 @@ async fn asked(state: &AppState, request: Request) -> Result<(&Controller, Map<S
     // First of all: strangers get no byte of theirs read.
     admin::required(state, &parts.headers)?;
     let controller = controller(state)?;
-    let (body, _room) = body::read(&parts.headers, body, &state.limits, &state.bodies).await?;
-    let parameters = match object(&body.to_contiguous())?.remove("parameters") {
+    let (body, _room) = body::read_small(&parts, body, state, body::LOAD_BODY_BYTES).await?;
+    let parameters = match object(&body)?.remove("parameters") {
         None | Some(Value::Null) => Map::new(),
         Some(Value::Object(parameters)) => parameters,
         Some(_) => return Err(ApiError::invalid("parameters must be an object")),

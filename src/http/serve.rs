@@ -2,15 +2,20 @@
 
 use super::{Phase, Tls, stall};
 use axum::Router;
+use axum::body::{Body, Bytes};
 use axum::http::Version;
+use axum::response::Response;
+use http_body::{Body as _, Frame, SizeHint};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
@@ -170,7 +175,7 @@ struct Requests {
     ended: AtomicUsize,
 }
 
-/// One request, as long as it has no answer.
+/// One request, until its answer has been handed to the socket.
 struct Open(Arc<Requests>);
 
 impl Open {
@@ -186,13 +191,67 @@ impl Drop for Open {
     }
 }
 
+/// The body of an answer, with its request. What a connection still has to write is not out of the body's sight: the last of
+/// it takes the request along.
+struct Answer {
+    body: Body,
+    open: Option<Open>,
+}
+
+impl Answer {
+    fn of(response: Response, open: Open) -> Response {
+        if response.body().is_end_stream() {
+            response
+        } else {
+            response.map(|body| Body::new(Self { body, open: Some(open) }))
+        }
+    }
+}
+
+impl http_body::Body for Answer {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        let last = self.body.is_end_stream();
+        Poll::Ready(match frame {
+            Some(Ok(frame)) if last => Some(Ok(match self.open.take() {
+                Some(open) => frame.map_data(|bytes| Bytes::from_owner(Last { bytes, _open: open })),
+                None => frame,
+            })),
+            other => other,
+        })
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// The last bytes of an answer.
+struct Last {
+    bytes: Bytes,
+    _open: Open,
+}
+
+impl AsRef<[u8]> for Last {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
 impl Requests {
     fn any(&self) -> bool {
         self.begun.load(Ordering::Relaxed) > 0
     }
 
     /// Waits until there is no room for another connection and none of these has been open for a while.
-    async fn idle_in_a_crowd(&self, crowd: &mut watch::Receiver<bool>, idle: Duration) {
+    async fn idle_in_a_crowd(&self, mut crowd: watch::Receiver<bool>, idle: Duration) {
         loop {
             if crowd.wait_for(|crowded| *crowded).await.is_err() {
                 std::future::pending::<()>().await;
@@ -227,7 +286,6 @@ impl Connection {
             tracing::debug!(%error, "the connection cannot do without Nagle's algorithm");
         }
         let Some(tls) = &self.tls else { return self.speak(stream).await };
-        let mut crowd = self.crowd.clone();
         let nothing = Requests::default();
         tokio::select! {
             shaken = tokio::time::timeout(self.first_request_within, tls.acceptor().accept(stream)) => match shaken {
@@ -235,7 +293,7 @@ impl Connection {
                 Ok(Err(error)) => tracing::debug!(%error, "no TLS"),
                 Err(_) => {}
             },
-            () = nothing.idle_in_a_crowd(&mut crowd, self.crowded_idle_timeout) => {}
+            () = nothing.idle_in_a_crowd(self.crowd.clone(), self.crowded_idle_timeout) => {}
         }
     }
 
@@ -250,8 +308,8 @@ impl Connection {
             let response = tower::ServiceExt::oneshot(router.clone(), request);
             async move {
                 let Ok(response) = response.await;
-                drop(open);
-                Ok::<_, Infallible>(if multiplexed { stall::watch(response, &begun).await } else { response })
+                let response = if multiplexed { stall::watch(response, &begun).await } else { response };
+                Ok::<_, Infallible>(Answer::of(response, open))
             }
         });
         // A client that does not read must not hold its connection, and the answer in it, for ever.
@@ -262,6 +320,10 @@ impl Connection {
         let mut connection = std::pin::pin!(connection);
         // hyper's own timeout begins only once it knows which version the client speaks.
         let mut first = std::pin::pin!(tokio::time::sleep(self.first_request_within));
+        // These two go on while the connection has other things to do; begun anew with each of them they would never end.
+        let mut lingered = std::pin::pin!(lingered(&mut self.phase));
+        let idle = || requests.idle_in_a_crowd(self.crowd.clone(), self.crowded_idle_timeout);
+        let mut crowded_out = std::pin::pin!(idle());
         let (mut waiting, mut open, mut wanted) = (true, true, true);
         let mut bodies = stall::Open::new(self.streams);
         let mut look = tokio::time::interval(self.write_timeout);
@@ -275,7 +337,7 @@ impl Connection {
                     }
                     return;
                 }
-                () = lingered(&mut self.phase), if open => {
+                () = lingered.as_mut(), if open => {
                     open = false;
                     connection.as_mut().graceful_shutdown();
                 }
@@ -292,12 +354,13 @@ impl Connection {
                         return;
                     }
                 }
-                () = requests.idle_in_a_crowd(&mut self.crowd, self.crowded_idle_timeout) => {
+                () = crowded_out.as_mut() => {
                     // First with good manners, then without: the head of a request may have come half.
                     if !std::mem::replace(&mut wanted, false) {
                         return;
                     }
                     connection.as_mut().graceful_shutdown();
+                    crowded_out.set(idle());
                 }
             }
         }

@@ -217,6 +217,33 @@ async fn connections_without_a_request_make_room_for_others() {
 }
 
 #[tokio::test]
+async fn a_connection_that_is_still_taking_its_answer_is_not_without_a_request() {
+    // More than the buffers of both sockets hold.
+    const SIZE: usize = 16 << 20;
+    let limits = ServeLimits { connections: 2, crowded_idle_timeout: Duration::from_millis(20), ..limits() };
+    let mut server = start(limits).await;
+    let mut slow = server.connect().await;
+    slow.write_all(&infer(BODY)).await.unwrap();
+    let job = server.jobs.recv().await.unwrap();
+    let mut answer = give_back(&job.request).unwrap();
+    answer.outputs[0].tensor =
+        Tensor { datatype: DataType::Uint8, shape: [1, SIZE][..].into(), data: vec![7; SIZE].into() };
+    job.reply.send(Ok(answer)).unwrap();
+    let mut first = [0; 12];
+    slow.read_exact(&mut first).await.unwrap();
+    assert_eq!(&first, b"HTTP/1.1 200");
+    // Each of these has room only when the one before it has been closed for being idle, which takes its time.
+    let mut others = Vec::new();
+    for _ in 0..10 {
+        let mut other = server.connect().await;
+        other.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+        assert!(read_response(&mut other).await.0.starts_with("http/1.1 200"));
+        others.push(other);
+    }
+    assert!(read_response(&mut slow).await.1.len() > SIZE, "the answer came whole");
+}
+
+#[tokio::test]
 async fn large_tensors_travel_whole_and_are_not_joined() {
     let mut server = start(limits()).await;
     let mut stream = server.connect().await;
@@ -287,6 +314,38 @@ async fn http2_with_prior_knowledge() {
             break;
         }
     }
+}
+
+#[tokio::test]
+async fn a_busy_http2_connection_is_told_that_the_server_closes() {
+    const GOAWAY: u8 = 7;
+    const HEADERS: u8 = 1;
+    let server = start(limits()).await;
+    let mut stream = server.connect().await;
+    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+    server.app.phase.send_replace(Phase::Closing);
+    // One request after the other, without a pause, as long as the server may need to say it.
+    let told = async {
+        for id in (1u32..).step_by(2) {
+            // Room for another hundred bytes of answers on the connection, and the request.
+            let mut request = b"\0\0\x04\x08\0\0\0\0\0\0\0\0\x64\0\0\x06\x01\x05".to_vec();
+            request.extend_from_slice(&id.to_be_bytes());
+            request.extend_from_slice(b"\x82\x86\x84\x41\x01x");
+            stream.write_all(&request).await.unwrap();
+            let mut kind = 0;
+            while kind != HEADERS {
+                let mut frame = [0; 9];
+                stream.read_exact(&mut frame).await.unwrap();
+                let mut payload = vec![0; usize::from(u16::from_be_bytes([frame[1], frame[2]]))];
+                stream.read_exact(&mut payload).await.unwrap();
+                kind = frame[3];
+                if kind == GOAWAY {
+                    return;
+                }
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), told).await.expect("GOAWAY, although there is always a request");
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use axum::http::{Request, StatusCode, Version};
 use axum::response::Response;
 use bytes::Bytes;
 use concertina::grpc::proto::{ModelInferRequest, ServerLiveRequest};
-use concertina::http::Phase;
+use concertina::http::{Admin, Phase};
 use concertina::tensor::DataType;
 use futures_util::StreamExt as _;
 use http_body_util::{BodyExt as _, StreamBody};
@@ -64,12 +64,9 @@ async fn a_message_that_announces_too_much_is_refused_by_its_first_bytes() {
 #[tokio::test]
 async fn a_message_grows_no_larger_when_it_is_inflated() {
     let calls = echo_calls(DataType::Uint8);
-    let message = raw(DataType::Uint8, &[1, 4 * BODY_LIMIT as i64], &vec![0; 4 * BODY_LIMIT]).encode_to_vec();
-    let mut deflated = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
-    deflated.write_all(&message).unwrap();
-    let bomb = deflated.finish().unwrap();
+    let bomb = zipped(&raw(DataType::Uint8, &[1, 4 * BODY_LIMIT as i64], &vec![0; 4 * BODY_LIMIT]));
     assert!(bomb.len() < BODY_LIMIT / 10);
-    let mut request = call(INFER, Body::from(framed(1, &bomb)));
+    let mut request = call(INFER, Body::from(bomb));
     request.headers_mut().insert("grpc-encoding", "gzip".parse().unwrap());
     assert_eq!(code(send(&calls, request).await).await, Code::ResourceExhausted);
 }
@@ -92,7 +89,7 @@ async fn a_stream_may_be_silent_between_messages_but_not_within_one() {
             tokio::time::sleep(Duration::from_secs(100)).await;
             Ok::<_, Infallible>(http_body::Frame::data(Bytes::from(bytes)))
         });
-        call("/inference.GRPCInferenceService/ModelStreamInfer", Body::new(StreamBody::new(frames)))
+        call(STREAM, Body::new(StreamBody::new(frames)))
     };
     let (first, second) = message.split_at(9);
     assert_eq!(code(send(&calls, later(vec![message.clone(), message.clone()])).await).await, Code::Ok);
@@ -127,6 +124,168 @@ async fn messages_count_among_the_bodies_of_all_requests() {
         job.reply.send(give_back(&job.request)).unwrap();
     });
     assert!(answer.is_ok());
+}
+
+/// A message that nothing follows: neither another one nor the end of the call.
+fn unended(message: &ModelInferRequest) -> Request<Body> {
+    call(INFER, open(vec![framed(0, &message.encode_to_vec())]))
+}
+
+fn zipped(message: &ModelInferRequest) -> Vec<u8> {
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    gzip.write_all(&message.encode_to_vec()).unwrap();
+    framed(1, &gzip.finish().unwrap())
+}
+
+#[tokio::test]
+async fn a_message_counts_until_its_call_has_ended_and_with_its_size_when_inflated() {
+    let size = BODY_LIMIT - 100;
+    let large = raw(DataType::Uint8, &[1, size as i64], &vec![1; size]);
+    let compressed = || {
+        let mut request = call(INFER, open(vec![zipped(&large)]));
+        request.headers_mut().insert("grpc-encoding", "gzip".parse().unwrap());
+        request
+    };
+    assert!(zipped(&large).len() < BODY_LIMIT / 10);
+    let whole = || unended(&large);
+    for request in [&compressed as &dyn Fn() -> Request<Body>, &whole] {
+        let calls = echo_calls(DataType::Uint8);
+        let (mut one, mut two) = (Box::pin(send(&calls, request())), Box::pin(send(&calls, request())));
+        let mut third = calls.client();
+        let full = async {
+            // The others are inflated piece by piece, with a word to this one in between.
+            loop {
+                match third.model_infer(raw(DataType::Uint8, &[1, 4096], &[1; 4096])).await {
+                    Ok(_) => tokio::task::yield_now().await,
+                    Err(status) => return status,
+                }
+            }
+        };
+        let status = tokio::select! {
+            _ = &mut one => panic!("the call has not ended"),
+            _ = &mut two => panic!("the call has not ended"),
+            full = tokio::time::timeout(Duration::from_secs(20), full) => full.expect("the room is full"),
+        };
+        assert_eq!(status.code(), Code::Unavailable, "{status:?}");
+        drop((one, two));
+        assert!(third.model_infer(large.clone()).await.is_ok(), "what they took is given back");
+    }
+}
+
+#[tokio::test]
+async fn a_small_message_does_not_become_a_large_one() {
+    let calls = echo_calls(DataType::Uint8);
+    // Inputs, outputs and raw contents of nothing; an input's dimensions; an input's parameters.
+    let many = BODY_LIMIT / 4;
+    let dims = [&[0x2a, 0x80, 0x80, 4, 0x1a, 0xfc, 0xff, 3][..], &vec![1; 65532]].concat();
+    let parameters = [&[0x2a, 0x80, 0x80, 4][..], &[0x22, 0].repeat(32768)].concat();
+    for (message, words) in [
+        ([0x2a, 0].repeat(many), "inputs has more than"),
+        ([0x32, 0].repeat(many), "outputs has more than"),
+        ([0x3a, 0].repeat(many), "raw_input_contents has more than"),
+        ([0x22, 0].repeat(many), "more than 4096 parameters"),
+        (dims, "inputs[0].shape has more than 32 dimensions"),
+        (parameters, "more than 4096 parameters"),
+    ] {
+        let response = send(&calls, call(INFER, Body::from(framed(0, &message)))).await;
+        let status = tonic::Status::from_header_map(response.headers()).unwrap();
+        assert_eq!(status.code(), Code::InvalidArgument, "{words}");
+        assert!(status.message().contains(words), "{status:?}");
+    }
+    assert_eq!(calls.failures(), [], "nothing of it reached an inference");
+}
+
+#[tokio::test]
+async fn typed_contents_count_before_they_are_unpacked() {
+    let calls = echo_calls(DataType::Int64);
+    // One byte on the wire is eight in memory: a third of what is allowed would be more than all there is room for.
+    let elements = BODY_LIMIT / 3;
+    let mut request = raw(DataType::Int64, &[1, elements as i64], &[]);
+    request.raw_input_contents.clear();
+    let list = vec![1; elements];
+    let mut contents = vec![0x1a];
+    prost::encoding::encode_varint(elements as u64, &mut contents);
+    contents.extend(list);
+    request.inputs[0].contents = Some(concertina::grpc::Contents::decode(&contents[..]).unwrap());
+    let status = calls.client().model_infer(request).await.unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable, "{status:?}");
+}
+
+/// The bytes of these messages in frames that never end where a message does.
+fn shifted(messages: &[Vec<u8>]) -> Vec<Vec<u8>> {
+    let all = messages.concat();
+    let (first, rest) = all.split_at(messages[0].len() + 1);
+    let mut frames = vec![first.to_vec()];
+    frames.extend(rest.chunks(messages[0].len()).map(<[u8]>::to_vec));
+    frames
+}
+
+const STREAM: &str = "/inference.GRPCInferenceService/ModelStreamInfer";
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_without_pauses_has_the_room_and_the_time_of_one_message_for_each() {
+    let calls = echo_calls(DataType::Uint8);
+    let size = BODY_LIMIT / 4;
+    let message = framed(0, &raw(DataType::Uint8, &[1, size as i64], &vec![1; size]).encode_to_vec());
+    let frames = shifted(&vec![message; 12]);
+    let frames = futures_util::stream::iter(frames).then(|bytes| async move {
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        Ok::<_, Infallible>(http_body::Frame::data(Bytes::from(bytes)))
+    });
+    let response = send(&calls, call(STREAM, Body::new(StreamBody::new(frames)))).await;
+    assert_eq!(code(response).await, Code::Ok);
+    assert_eq!(calls.failures(), [None; 12]);
+}
+
+#[tokio::test]
+async fn a_stream_without_pauses_ends_when_the_server_closes() {
+    let calls = echo_calls(DataType::Uint8);
+    let message = framed(0, &raw(DataType::Uint8, &[1, 1], &[1]).encode_to_vec());
+    let frames = shifted(&vec![message; 3000]);
+    calls.server.phase.send_replace(Phase::Serving);
+    let close = calls.server.phase.clone();
+    let mut sent = 0;
+    let frames = frames.into_iter().map(move |bytes| {
+        sent += 1;
+        if sent == 100 {
+            close.send_replace(Phase::Closing);
+        }
+        Ok::<_, Infallible>(http_body::Frame::data(Bytes::from(bytes)))
+    });
+    let body = Body::new(StreamBody::new(futures_util::stream::iter(frames)));
+    assert_eq!(code(send(&calls, call(STREAM, body)).await).await, Code::Unavailable);
+    assert!((90..=100).contains(&calls.failures().len()), "{}", calls.failures().len());
+}
+
+#[tokio::test]
+async fn a_call_of_one_message_has_no_second_one() {
+    let calls = echo_calls(DataType::Uint8);
+    let message = framed(0, &raw(DataType::Uint8, &[1, 1], &[1]).encode_to_vec());
+    let response = send(&calls, call(INFER, Body::from([&message[..], &message].concat()))).await;
+    assert_eq!(code(response).await, Code::InvalidArgument);
+}
+
+#[tokio::test(start_paused = true)]
+async fn strangers_and_large_messages_are_not_read_where_the_admin_token_is_asked_for() {
+    const LOAD: &str = "/inference.GRPCInferenceService/RepositoryModelLoad";
+    let token = "let-me-in".to_owned();
+    let (calls, _jobs) = calls_with(vec![], 4, |state| {
+        let nothing = || serde_json::Value::Null;
+        let admin = Admin { token, read: Box::new(nothing), change: Box::new(|_| Ok(serde_json::Value::Null)) };
+        state.admin = Some(admin);
+    });
+    let begun = |length: u32| open(vec![[&[0][..], &length.to_be_bytes(), b"abc"].concat()]);
+    let with = |length: u32, token: &str| {
+        let mut request = call(LOAD, begun(length));
+        request.headers_mut().insert("authorization", format!("Bearer {token}").parse().unwrap());
+        request
+    };
+    assert_eq!(code(send(&calls, call(LOAD, begun(100))).await).await, Code::Unauthenticated);
+    assert_eq!(code(send(&calls, with(100, "wrong")).await).await, Code::Unauthenticated);
+    assert_eq!(code(send(&calls, with(2 << 20, "let-me-in")).await).await, Code::ResourceExhausted);
+    assert_eq!(code(send(&calls, with(100, "let-me-in")).await).await, Code::DeadlineExceeded, "it is waited for");
+    let ready = "/inference.GRPCInferenceService/ModelReady";
+    assert_eq!(code(send(&calls, call(ready, begun(65537))).await).await, Code::ResourceExhausted);
 }
 
 #[tokio::test]
