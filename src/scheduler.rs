@@ -7,11 +7,14 @@
 //! Invariants, asserted in release too:
 //! - Every request that arrives leaves exactly once: [`Action::Finish`], [`Action::Reject`], or silently after [`Input::Cancel`].
 //! - Bytes reserved on a device equal the sum over its batches in flight, and no dispatch brings them above its budget.
-//! - Rows of one batch are of one model and one class, at most as many as the largest size of the ladder.
+//! - Rows of one batch are of one model and one class, or of one family and padded to the largest class among them; they are
+//!   at most as many as the largest size of the ladder.
 //!
 //! What waits is overtaken by a bounded number of batches:
 //! - A level of priority is passed over by at most 16 batches of its model (and one more for each other level that waited
 //!   as long) before its oldest head leads one, see `queue`.
+//! - Where packing chooses among the classes of a family, the oldest head of a level is left out of at most 4 batches before
+//!   one must take it, see `pack`.
 //! - A head that waits for bytes of batches in flight is overtaken by at most 4 batches on its device, see `budget`.
 //! - A head that waits for memory nobody in flight holds keeps nobody else waiting. It is given up at its deadline, or after
 //!   10 seconds, see `oom`.
@@ -26,6 +29,7 @@ mod forecast;
 mod machine;
 mod model;
 mod oom;
+mod pack;
 mod policy;
 mod queue;
 mod stats;
@@ -34,7 +38,7 @@ pub use forecast::Forecast;
 pub use machine::Scheduler;
 pub use stats::{DeviceStats, ModelStats};
 
-use crate::units::{BatchId, ByteSize, ClassId, DeviceId, InstanceId, Instant, ModelId, RequestId, Rows};
+use crate::units::{BatchId, ByteSize, ClassId, DeviceId, FamilyId, InstanceId, Instant, ModelId, RequestId, Rows};
 use std::time::Duration;
 
 /// What the scheduler needs to know of a model.
@@ -70,8 +74,21 @@ pub struct ModelPlan {
     /// A batch larger than the knee is not formed: the smallest size whose rows per second are within this fraction of the
     /// best measured (0.03 means 3%).
     pub knee_tolerance: f64,
+    /// How rows of one family are put together.
+    pub packing: Packing,
     /// What was measured while loading; seeds the cost model.
     pub observations: Vec<Observation>,
+}
+
+/// How rows of the classes of one family share batches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Packing {
+    /// Rows of about the same length: those that keep an instance busy for the least time, measured by what each of them costs
+    /// among its like.
+    #[default]
+    Near,
+    /// In order of arrival, padded to the longest.
+    Fifo,
 }
 
 /// One measured run.
@@ -96,9 +113,11 @@ pub struct RequestMeta {
     pub id: RequestId,
     /// The model.
     pub model: ModelId,
-    /// Only rows of one class share a batch.
+    /// Rows of one class share a batch.
     pub class: ClassId,
-    /// Elements per row over all inputs.
+    /// And so do rows of one family, padded to the class with the most units among them. `None`: only those of one class do.
+    pub family: Option<FamilyId>,
+    /// Elements per row over all inputs, as they run in this class.
     pub units: u64,
     /// Rows; at least 1. More than the largest batch are split over several.
     pub rows: Rows,
@@ -183,6 +202,8 @@ pub enum LimitedBy {
     Knee,
     /// More rows would miss the oldest deadline.
     Deadline,
+    /// More rows were there, but would have been padded, or would have others padded, for longer than they are worth.
+    Padding,
     /// The largest batch size of the ladder.
     Ladder,
     /// A retry of half a batch.
@@ -196,6 +217,8 @@ pub struct Dispatch {
     pub batch: BatchId,
     /// The model.
     pub model: ModelId,
+    /// The largest class of its rows; of rows that came back, that of all that came back with them.
+    pub class: ClassId,
     /// Where to run it.
     pub instance: InstanceId,
     /// The rows, in order of arrival.

@@ -105,6 +105,8 @@ id!(/// One instance (worker thread with its session) of a model.
     InstanceId(u32));
 id!(/// One combination of non-batch dimensions of a model's inputs; only rows of one class share a batch.
     ClassId(u32));
+id!(/// Classes of a model that differ only in a dimension that may be padded: their rows may share a batch.
+    FamilyId(u32));
 id!(/// One device: the host, or a GPU.
     DeviceId(u32));
 

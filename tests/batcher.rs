@@ -8,7 +8,7 @@ use concertina::metrics::Metrics;
 use concertina::model::{Dim, InferRequest, InferResponse, InputTensor, ModelSpec, Settings, TensorSpec, ValidRequest};
 use concertina::runtime::batch::Stages;
 use concertina::runtime::{Batch, Completion, RunError, WorkerHandle};
-use concertina::scheduler::{ModelPlan, Rejection};
+use concertina::scheduler::{ModelPlan, Packing, Rejection};
 use concertina::tensor::{DataType, Tensor};
 use concertina::units::{ByteSize, DeviceId, InstanceId, ModelId, Rows};
 use std::sync::{Arc, Mutex};
@@ -82,6 +82,7 @@ async fn start(instances: u32, max_in_flight: usize) -> Server {
         max_queue_bytes: ByteSize(1 << 20),
         priority_levels: 1,
         knee_tolerance: 0.03,
+        packing: Packing::Near,
         observations: Vec::new(),
     };
     let load = ModelLoad { spec: Arc::clone(&spec), plan, workers, samples: Vec::new() };

@@ -155,3 +155,15 @@ fn a_dimension_that_an_output_does_not_follow_is_found_by_the_first_run() {
     let expected = "output 'mean': its shape is [1, 1], expected 4 on axis 1, the size of 'sequence' in this run";
     assert_eq!(error, RunError::Model(expected.to_owned()));
 }
+
+#[test]
+fn only_what_the_lengths_provide_for_has_a_family() {
+    let model = load("varlen", VARLEN);
+    let family = |model: &Loaded, length: usize| model.tokens(1, &vec![1; length]).family_dims();
+    for length in [1, 4, 5, 32] {
+        assert_eq!(family(&model, length), Some(vec![0, 0]), "{length}");
+    }
+    assert_eq!((family(&model, 33), model.tokens(1, &[]).family_dims()), (None, None));
+    assert_eq!(family(&load("varlen", ""), 4), None);
+    assert_eq!(family(&load("varlen", &format!("packing = \"off\"\n{VARLEN}")), 4), None);
+}

@@ -11,8 +11,10 @@ mod shadow;
 #[path = "simulation/world.rs"]
 mod world;
 
-use concertina::scheduler::{Action, Input, ModelPlan, Outcome, RequestMeta, Scheduler};
-use concertina::units::{BatchId, ByteSize, ClassId, DeviceId, InstanceId, Instant, ModelId, RequestId, Rows};
+use concertina::scheduler::{Action, Input, ModelPlan, Outcome, Packing, RequestMeta, Scheduler};
+use concertina::units::{
+    BatchId, ByteSize, ClassId, DeviceId, FamilyId, InstanceId, Instant, ModelId, RequestId, Rows,
+};
 use random::Random;
 use reference::Reference;
 use std::collections::BTreeMap;
@@ -58,6 +60,7 @@ fn invariants_hold_under_random_loads_failures_and_squeezes() {
             "Knee",
             "Deadline",
             "Ladder",
+            "Padding",
             "Retry",
         ] {
             assert!(
@@ -99,7 +102,10 @@ fn compare_with_reference(random: &mut Random) {
     let delay = random.pick(&[Duration::ZERO, Duration::from_millis(2)]);
     let (instances, classes) = (random.between(1, 3) as u32, random.between(1, 4));
     let (mut scheduler, mut reference) = (Scheduler::new(), Reference::new(largest, delay));
-    scheduler.handle(Instant(0), Input::Load(simple_plan(largest, delay, instances)));
+    // One family in order of arrival is to the reference as if all were of one class.
+    let family = random.percent(50).then_some(FamilyId(0));
+    let packing = if family.is_some() { Packing::Fifo } else { Packing::Near };
+    scheduler.handle(Instant(0), Input::Load(ModelPlan { packing, ..simple_plan(largest, delay, instances) }));
     let mut ends: BTreeMap<(Instant, BatchId), InstanceId> = BTreeMap::new();
     let (mut arrivals, mut next_arrival) = (0, Instant(1));
     while arrivals < 500 || !ends.is_empty() || scheduler.poll_timeout().is_some() {
@@ -110,8 +116,10 @@ fn compare_with_reference(random: &mut Random) {
         if arrival == Some(now) {
             arrivals += 1;
             let meta = simple_request(arrivals, random.below(classes), random.between(1, 9) as Rows);
+            let meta = RequestMeta { family, units: u64::from(meta.class.0) + 1, ..meta };
             scheduler.handle(now, Input::Arrive(meta));
-            reference.arrive(now, &meta);
+            let class = if family.is_some() { ClassId(0) } else { meta.class };
+            reference.arrive(now, &RequestMeta { class, ..meta });
             let gone = RequestId(random.between(1, arrivals));
             if random.percent(20) {
                 scheduler.handle(now, Input::Cancel(gone));
@@ -150,6 +158,7 @@ fn simple_plan(largest: Rows, max_queue_delay: Duration, instances: u32) -> Mode
         max_queue_bytes: ByteSize::MAX,
         priority_levels: 1,
         knee_tolerance: 0.03,
+        packing: Packing::Near,
         observations: Vec::new(),
     }
 }
@@ -159,6 +168,7 @@ fn simple_request(id: u64, class: u64, rows: Rows) -> RequestMeta {
         id: RequestId(id),
         model: ModelId(0),
         class: ClassId(class as u32),
+        family: None,
         units: 1,
         rows,
         bytes: ByteSize(1),

@@ -263,10 +263,12 @@ impl Loop {
             return;
         };
         let request = &arrival.request;
+        let (class, family) = model.classes.of(request);
         let meta = RequestMeta {
             id: arrival.id,
             model: model_id,
-            class: model.classes.id(&request.class_dims),
+            class,
+            family,
             units: request.units,
             rows: request.rows,
             bytes: request.bytes,

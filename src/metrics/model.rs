@@ -52,13 +52,14 @@ const STAGES: [(Stage, &str); 7] = [
     (Stage::Encode, "encode"),
 ];
 
-const LIMITS: [(LimitedBy, &str); 6] = [
+const LIMITS: [(LimitedBy, &str); 7] = [
     (LimitedBy::Rows, "rows"),
     (LimitedBy::Bytes, "bytes"),
     (LimitedBy::Knee, "knee"),
     (LimitedBy::Deadline, "deadline"),
     (LimitedBy::Ladder, "ladder"),
     (LimitedBy::Retry, "retry"),
+    (LimitedBy::Padding, "padding"),
 ];
 
 const REASONS: [&str; 7] =
@@ -269,7 +270,7 @@ pub struct ModelMetrics {
     pub retried: [IntCounter; 3],
     /// Batches that ran again in halves.
     pub halvings: IntCounter,
-    limited: [IntCounter; 6],
+    limited: [IntCounter; 7],
     stages: [Counter; 7],
     /// Observed over predicted seconds.
     pub seconds_ratio: Histogram,

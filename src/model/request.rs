@@ -98,6 +98,26 @@ impl ValidRequest {
     }
 }
 
+impl ValidRequest {
+    /// What requests have in common that may share a batch although they are not equally long: [`Self::class_dims`] without the
+    /// padded dimension. `None` if this request runs with its like only: the model has none, or several of them, which would make
+    /// some rows longer than others in one and shorter in another, or this one is as no length provides for.
+    #[must_use]
+    pub fn family_dims(&self) -> Option<Vec<usize>> {
+        let plan = self.model.padding.as_ref()?;
+        let [dim] = plan.dims.as_slice() else { return None };
+        let size = plan.size_of(0, &self.inputs)?;
+        if size == 0 || dim.lengths.last().is_none_or(|longest| size > *longest) {
+            return None;
+        }
+        let axes = self.inputs.iter().zip(&plan.inputs).flat_map(|(tensor, padded)| {
+            let axes = (0..tensor.shape.len()).filter(|axis| self.model.batch_axis != Some(*axis));
+            axes.map(|axis| padded.axes.iter().any(|other| other.axis == axis))
+        });
+        Some(axes.zip(&self.class_dims).map(|(is_padded, size)| if is_padded { 0 } else { *size }).collect())
+    }
+}
+
 /// The tensors in the model's order: each input exactly once.
 fn place_inputs(model: &ModelSpec, given: Vec<InputTensor>) -> Result<Vec<Tensor>, InvalidRequest> {
     let mut placed: Vec<Option<Tensor>> = model.inputs.iter().map(|_| None).collect();

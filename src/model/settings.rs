@@ -53,6 +53,8 @@ pub struct Settings {
     pub versions: VersionPolicy,
     /// How rows of different lengths may share a batch.
     pub padding: Padding,
+    /// Which of them do.
+    pub packing: Packing,
     /// Versions by the labels that clients may know them by.
     pub version_labels: BTreeMap<String, u64>,
     /// What the elements of an output mean, by the output's name.
@@ -74,6 +76,18 @@ pub enum CudaGraph {
     /// Wherever it can be done.
     On,
     /// Never.
+    Off,
+}
+
+/// The key `packing`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Packing {
+    /// Those of about the same length.
+    #[default]
+    Near,
+    /// In order of arrival, padded to the longest.
+    Fifo,
+    /// None: only rows of equal shape.
     Off,
 }
 

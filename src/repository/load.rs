@@ -9,11 +9,11 @@ use crate::batcher::{ModelLoad, Sample};
 use crate::clock::Clock;
 use crate::model::ModelSpec;
 use crate::model::derive::Derived;
-use crate::model::settings::CudaGraph;
+use crate::model::settings::{CudaGraph, Packing};
 use crate::runtime::calibrate::{self, Calibration};
 use crate::runtime::worker::Recorded;
 use crate::runtime::{Arenas, Completion, Plan, Recipe, Runtime, Session, SessionOptions, Worker, WorkerHandle};
-use crate::scheduler::{ModelPlan, Observation};
+use crate::scheduler::{self, ModelPlan, Observation};
 use crate::units::{ClassId, DeviceId, InstanceId, ModelId, Rows};
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -203,6 +203,7 @@ fn plan(spec: &ModelSpec, (workers, device): (&[WorkerHandle], DeviceId), ladder
         max_queue_bytes: settings.max_queue_bytes,
         priority_levels: settings.priority_levels,
         knee_tolerance: settings.knee_tolerance,
+        packing: if settings.packing == Packing::Fifo { scheduler::Packing::Fifo } else { scheduler::Packing::Near },
         observations: Vec::new(),
     }
 }

@@ -2,7 +2,7 @@
 
 use super::machine::Scheduler;
 use super::model::Model;
-use super::queue::Request;
+use super::queue::{Kind, Request};
 use super::{Action, Rejection, RequestMeta};
 use crate::units::Instant;
 use std::time::Duration;
@@ -26,7 +26,7 @@ impl Scheduler {
         let waiting = meta.rows;
         let request = Request { meta, ticket: self.tickets, arrived: now, level, next: 0, waiting, done: 0, losses: 0 };
         model.queue.push(&request);
-        model.echo.arrived(now, meta.class, meta.rows);
+        model.echo.arrived(now, Kind::of(&meta).kin(), meta.rows);
         self.requests.insert(meta.id, request);
         self.deadlines.extend(meta.deadline.map(|deadline| (deadline, meta.id)));
         self.end_company(meta.model, meta.class);

@@ -3,7 +3,7 @@
 use super::cost::Denied;
 use super::machine::{InFlight, Scheduler};
 use super::oom::{Ceiling, MAX_INSTANCE_LOSSES, Piece, Returned, Starved, halves, is_single};
-use super::queue::Parked;
+use super::queue::{Kind, Parked};
 use super::{Action, Observation, Outcome, Part, Rejection};
 use crate::units::{BatchId, ByteSize, Instant};
 use std::time::Duration;
@@ -35,13 +35,14 @@ impl Scheduler {
     }
 
     fn done(&mut self, now: Instant, flight: InFlight, duration: Duration, bytes: ByteSize) {
-        let (class, units, rows) = (flight.class, flight.units, flight.dispatch.padded_rows);
+        let (kind, rows) = (flight.kind, flight.dispatch.padded_rows);
         if let Some(model) = self.models.get_mut(&flight.dispatch.model) {
+            let Kind { class, units, .. } = flight.ran_as;
             model.cost.observe(Observation { class, units, rows, duration, bytes });
-            model.queue.fed(class);
+            model.queue.fed(kind.class);
             let answered = flight.dispatch.rows;
-            model.echo.answered(now, class, answered, duration, model.plan.max_gather_delay);
-            self.unpark(flight.dispatch.model, class);
+            model.echo.answered(now, kind.kin(), answered, duration, model.plan.max_gather_delay);
+            self.unpark(flight.dispatch.model, kind.class);
         }
         for part in flight.dispatch.parts {
             let Some(request) = self.requests.get_mut(&part.request) else { continue };
@@ -57,18 +58,20 @@ impl Scheduler {
     /// The rows run again in halves, because the ceiling is half of what failed. A smallest batch has no halves: it waits.
     fn out_of_memory(&mut self, now: Instant, mut flight: InFlight, bytes: ByteSize) {
         self.outbox.push_back(Action::Trim(flight.device));
-        let (id, class, units) = (flight.dispatch.model, flight.class, flight.units);
+        let (id, kind) = (flight.dispatch.model, flight.kind);
+        let Kind { class, units, .. } = kind;
         let rows = flight.dispatch.padded_rows;
         let parts = self.still_wanted(std::mem::take(&mut flight.dispatch.parts));
         let capacity = self.device(flight.device).capacity();
         let Some(model) = self.models.get_mut(&id) else { return self.reject_all(&parts, Rejection::Unhealthy) };
-        model.cost.denied(Denied { class, units, rows, bytes });
+        let Kind { class: ran, units: ran_units, .. } = flight.ran_as;
+        model.cost.denied(Denied { class: ran, units: ran_units, rows, bytes });
         let smallest = rows <= model.ladder().smallest();
         let needed = model.least_bytes(class, units);
         if smallest && needed > capacity {
             return self.reject_all(&parts, Rejection::TooLarge { needed, capacity });
         }
-        let state = model.queue.ensure(class, units);
+        let state = model.queue.ensure(kind);
         state.ceiling = Some(Ceiling::after(rows, now, state.ceiling));
         if smallest {
             state.starved = Some(Starved::failed(now, state.starved));
@@ -122,8 +125,8 @@ impl Scheduler {
         for part in &piece.parts {
             self.deadlines.extend(self.requests[&part.request].meta.deadline.map(|deadline| (deadline, part.request)));
         }
-        model.queue.give_back(&mut self.requests, flight.class, flight.units, piece);
-        self.end_company(id, flight.class);
+        model.queue.give_back(&mut self.requests, flight.kind, piece);
+        self.end_company(id, flight.kind.class);
         self.line_up(id);
     }
 

@@ -1,9 +1,10 @@
 //! The cost model of one model: seconds and bytes of a batch as functions of its class and rows.
 //!
 //! Seconds are a running estimate per batch size. Bytes are an upper envelope: they may be over-estimated by a little, what
-//! was observed is never under-estimated. A class that was never run, or at one size only, borrows the curves of the classes
-//! nearest in units, where `rows` rows of `units` elements count as as many rows of the other class as have equally many
-//! elements.
+//! was observed is never under-estimated. A class that was never run, or at one size only, borrows from the classes nearest in
+//! units: between two of them lies a straight line from the one to the other, at as many rows. (What a row needs grows with its
+//! units at least in proportion, attention with their square: a chord of that lies above it.) Where there is only one, `rows`
+//! rows of `units` elements count as as many of its rows as have equally many elements.
 
 mod curve;
 
@@ -176,18 +177,12 @@ impl Estimate<'_> {
 
     /// The same in seconds.
     pub(super) fn seconds(&self, rows: Rows) -> Option<f64> {
-        let borrowed = |rows| self.nearest().and_then(|other| other.seconds.at(self.rows_of(other, rows)));
-        combine(self.own.map(|own| &own.seconds), rows, borrowed)
+        combine(self.own.map(|own| &own.seconds), rows, |rows| self.borrowed(rows, |other| &other.seconds))
     }
 
     /// Peak bytes of a batch: an upper envelope, zero if nothing is known.
     pub(super) fn bytes(&self, rows: Rows) -> ByteSize {
-        let scaled = |other: Option<&ClassCost>, rows| other.and_then(|o| o.bytes.at(self.rows_of(o, rows)));
-        let borrowed = |rows| match (scaled(self.below, rows), scaled(self.above, rows)) {
-            (Some(below), Some(above)) => Some(below.max(above)),
-            (below, above) => below.or(above),
-        };
-        let bytes = combine(self.own.map(|own| &own.bytes), rows, borrowed);
+        let bytes = combine(self.own.map(|own| &own.bytes), rows, |rows| self.borrowed(rows, |other| &other.bytes));
         ByteSize(bytes.map_or(0, |bytes| bytes.ceil() as u64))
     }
 
@@ -213,6 +208,17 @@ impl Estimate<'_> {
         let at = ladder.partition_point(|size| *size < knee);
         let beside = if (runs / TRIAL_EVERY).is_multiple_of(2) { at.checked_sub(1) } else { Some(at + 1) };
         Some(beside.and_then(|beside| ladder.get(beside)).copied().unwrap_or(knee))
+    }
+
+    /// What the neighbours say of `rows` rows: the line between them, never below the smaller one.
+    fn borrowed(&self, rows: f64, curve: impl Fn(&ClassCost) -> &Curve) -> Option<f64> {
+        let (Some(below), Some(above)) = (self.below, self.above) else {
+            let only = self.below.or(self.above)?;
+            return curve(only).at(self.rows_of(only, rows));
+        };
+        let (low, high) = (curve(below).at(rows)?, curve(above).at(rows)?);
+        let part = (self.units - below.units) as f64 / (above.units - below.units) as f64;
+        Some(low + (high - low).max(0.0) * part)
     }
 
     fn rows_of(&self, other: &ClassCost, rows: f64) -> f64 {
@@ -325,9 +331,23 @@ mod tests {
     }
 
     #[test]
-    fn bytes_of_unseen_classes_are_the_upper_of_both_neighbours() {
-        let runs = [run(0, 10, 1, 1, 100), run(0, 10, 2, 1, 200), run(1, 40, 1, 1, 1000), run(1, 40, 2, 1, 2000)];
-        assert_eq!(model(&runs).estimate(ClassId(9), 20).bytes(1), ByteSize(500));
+    fn between_two_classes_lies_a_line_which_is_above_what_grows_faster_than_units() {
+        // Attention: 3 a unit, and 1 for each pair of units. Seconds: 10 ms, and 1 for each unit of each row.
+        let truth = |units: u64, rows: u64| (10 + rows * units, rows * (3 * units + units * units));
+        let seen = |class, units, rows: Rows| {
+            let (millis, bytes) = truth(units, rows.into());
+            run(class, units, rows, millis, bytes)
+        };
+        let model = model(&[seen(0, 10, 1), seen(0, 10, 4), seen(1, 40, 1), seen(1, 40, 4)]);
+        for units in 11..40 {
+            for rows in 1..=4 {
+                let estimate = model.estimate(ClassId(9), units);
+                let (millis, bytes) = truth(units, rows.into());
+                assert!(estimate.bytes(rows) >= ByteSize(bytes), "{rows} of {units}");
+                let seconds = estimate.seconds(rows).expect("known");
+                assert!((seconds - millis as f64 / 1000.0).abs() < 1e-9, "{rows} of {units}: {seconds}");
+            }
+        }
     }
 
     #[test]

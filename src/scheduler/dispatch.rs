@@ -3,11 +3,13 @@
 use super::budget::Claim;
 use super::machine::{InFlight, Scheduler};
 use super::model::{Instance, Model};
-use super::oom::{MEMORY_PATIENCE, MEMORY_RETRY_AFTER, STARVED_POLL, Starved, split_off};
+use super::oom::{MEMORY_PATIENCE, MEMORY_RETRY_AFTER, STARVED_POLL, Starved, count, split_off};
+use super::pack::{Mix, View};
 use super::policy::{Bounds, NoRoom, Size, form_batch, meet_deadlines};
-use super::queue::{Lead, Parked, Requests};
+use super::queue::{Class, Kin, Kind, Lead, Parked, Requests};
 use super::{Dispatch, LimitedBy, Part, Rejection};
-use crate::units::{BatchId, ByteSize, Instant, ModelId, RequestId, Rows};
+use crate::units::{BatchId, ByteSize, ClassId, Instant, ModelId, RequestId, Rows};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// A batch that may run.
@@ -67,33 +69,52 @@ impl Scheduler {
         }
     }
 
+    /// Other rows of its family may run with those of the class that leads, or in place of them.
     fn consider(&self, now: Instant, id: ModelId, slot: Instance, lead: Lead) -> Verdict {
         let model = &self.models[&id];
-        let class = model.queue.class(lead.class()).expect("a class that leads has rows");
         let device = &self.devices[&model.plan.device];
+        let start = if slot.held == 0 { now } else { slot.free_at.max(now) };
+        let view = View { now, start, id, model, requests: &self.requests, device };
+        if let Some(mix) = view.mix(lead)
+            && let verdict @ (Verdict::Run(_) | Verdict::Park(_) | Verdict::Wait) =
+                self.weigh(now, id, slot, &Crowd::of(mix, model))
+        {
+            return verdict;
+        }
         if device.closed_to(id, lead.class()) {
             return Verdict::Park(Parked::Memory(None));
         }
+        self.weigh(now, id, slot, &Crowd::alone(lead, model))
+    }
+
+    fn weigh(&self, now: Instant, id: ModelId, slot: Instance, crowd: &Crowd) -> Verdict {
+        let (lead, model) = (crowd.lead, &self.models[&id]);
+        let device = &self.devices[&model.plan.device];
         // Where bytes are what limits, other idle instances have as much claim to them: one batch that takes all that is left
         // would keep them idle.
         let share = ByteSize(device.left().0 / model.idle_instances().max(1));
-        let size = match size(now, model, lead, device.left()) {
-            Ok(all) if all.limited_by == LimitedBy::Bytes => size(now, model, lead, share).unwrap_or(all),
+        let size = match crowd.size(now, model, device.left()) {
+            Ok(all) if all.limited_by == LimitedBy::Bytes => crowd.size(now, model, share).unwrap_or(all),
             Ok(size) => size,
             Err(NoRoom { needed }) => return self.no_room(now, id, (slot, lead), needed),
         };
         let idle = slot.held == 0;
-        if !idle && !is_as_large_as_ever(now, model, lead, size, device.budget()) {
+        if !idle && !crowd.is_as_large_as_ever(now, model, size, device.budget()) {
             return Verdict::Wait;
         }
-        if let Some(until) = self.company_until(now, model, lead, size).filter(|until| *until > now) {
+        let mut parts = match &crowd.parts {
+            Some(parts) => parts.clone(),
+            None => model.queue.peek(&self.requests, lead, size.rows),
+        };
+        if let Some(until) = self.company_until(now, model, crowd, (size, &parts)).filter(|until| *until > now) {
             return Verdict::Park(Parked::Company(until));
         }
-        let mut parts = model.queue.peek(&self.requests, lead, size.rows);
+        split_off(&mut parts, size.rows);
         let start = if idle { now } else { slot.free_at.max(now) };
         let allowed = allowances(&self.requests, &parts, start);
         let slack = |rows| allowed.get(allowed.partition_point(|(upto, _)| *upto < rows)).and_then(|(_, slack)| *slack);
-        let estimate = model.cost.estimate(lead.class(), class.units);
+        let units = model.queue.class(lead.class()).expect("a class that leads has rows").units;
+        let estimate = model.cost.estimate(lead.class(), units);
         match meet_deadlines(model.ladder(), estimate, size, slack) {
             Some(met) if idle || met.rows == size.rows => {
                 split_off(&mut parts, met.rows);
@@ -131,27 +152,44 @@ impl Scheduler {
 
     /// Until when a batch waits for company, if it does: only if more rows would make it larger, and never so long that the
     /// earliest deadline could not be met with as much time again as the batch takes.
-    fn company_until(&self, now: Instant, model: &Model, lead: Lead, size: Size) -> Option<Instant> {
-        let waits = matches!(lead, Lead::Waiting(..)) && size.limited_by == LimitedBy::Rows && !self.draining;
+    fn company_until(
+        &self,
+        now: Instant,
+        model: &Model,
+        crowd: &Crowd,
+        (size, parts): (Size, &[Part]),
+    ) -> Option<Instant> {
+        let waits = matches!(crowd.lead, Lead::Waiting(..)) && size.limited_by == LimitedBy::Rows && !self.draining;
         if !waits {
             return None;
         }
-        let class = model.queue.class(lead.class())?;
-        let (_, oldest) = class.oldest()?;
+        let classes: BTreeSet<ClassId> = parts.iter().map(|part| self.requests[&part.request].meta.class).collect();
+        let classes = || classes.iter().filter_map(|class| model.queue.class(*class));
+        let oldest = classes().filter_map(Class::oldest).min();
         let delay = Some(model.plan.max_queue_delay).filter(|delay| *delay > Duration::ZERO);
-        let patient = delay.map(|delay| self.requests[&oldest].arrived + delay);
-        let until = patient.max(gather_until(now, model, lead, size))?;
-        let latest = class.earliest_deadline.map(|deadline| deadline - size.duration.unwrap_or_default() * 2);
+        let patient = delay.zip(oldest).map(|(delay, (_, oldest))| self.requests[&oldest].arrived + delay);
+        let until = patient.max(gather_until(now, model, crowd, size))?;
+        let earliest = classes().filter_map(|class| class.earliest_deadline).min();
+        let latest = earliest.map(|deadline| deadline - size.duration.unwrap_or_default() * 2);
         Some(latest.map_or(until, |latest| latest.min(until)))
     }
 
     fn commit(&mut self, now: Instant, id: ModelId, choice: Choice) -> Dispatch {
         let Choice { lead, slot, size, parts } = choice;
         let model = self.models.get_mut(&id).expect("a model that runs is loaded");
-        let (device, units) = (model.plan.device, model.queue.class_mut(lead.class()).units);
+        let device = model.plan.device;
+        let kinds = parts.iter().map(|part| Kind::of(&self.requests[&part.request].meta));
+        // What was cut off may have been what the others were to be padded for.
+        let ran_as = kinds.clone().max_by_key(|kind| kind.units).expect("a batch has rows");
+        let led_by = model.queue.class_mut(lead.class());
+        let kind = match lead {
+            Lead::Returned(class) => Kind { class, family: led_by.family, units: led_by.units },
+            Lead::Waiting(..) => ran_as,
+        };
+        let classes: BTreeSet<ClassId> = kinds.map(|kind| kind.class).chain([lead.class()]).collect();
         let Size { rows, padded_rows, bytes, duration, limited_by } = size;
         assert!(rows > 0 && rows <= padded_rows && padded_rows <= model.ladder().largest(), "a batch of {rows} rows");
-        assert_eq!(rows, super::oom::count(&parts), "a batch has the rows of its parts");
+        assert_eq!(rows, count(&parts), "a batch has the rows of its parts");
         model.queue.take(&mut self.requests, lead, &parts);
         model.occupy(slot.id, now, duration);
         model.rows_in_flight += u64::from(rows);
@@ -163,20 +201,30 @@ impl Scheduler {
         }
         self.batches += 1;
         let batch = BatchId(self.batches);
-        let dispatch =
-            Dispatch { batch, model: id, instance: slot.id, parts, rows, padded_rows, bytes, duration, limited_by };
+        let dispatch = Dispatch {
+            batch,
+            model: id,
+            class: kind.class,
+            instance: slot.id,
+            parts,
+            rows,
+            padded_rows,
+            bytes,
+            duration,
+            limited_by,
+        };
         let reserving = self.device(device);
         reserving.reserve(bytes);
         let budget = reserving.budget();
-        if reserving.disclaim(id, lead.class()) {
+        let claimed = classes.iter().filter(|class| reserving.disclaim(id, **class)).count();
+        if claimed > 0 {
             self.unblock(device);
         } else {
             reserving.overtaken();
         }
-        self.models.get_mut(&id).expect("still loaded").note_pace(lead.class(), units, budget);
-        let flight = InFlight { dispatch: dispatch.clone(), class: lead.class(), units, device };
-        self.in_flight.insert(batch, flight);
-        self.settle(id, lead.class());
+        self.models.get_mut(&id).expect("still loaded").note_pace(kind.class, kind.units, budget);
+        self.in_flight.insert(batch, InFlight { dispatch: dispatch.clone(), kind, ran_as, device });
+        classes.into_iter().for_each(|class| self.settle(id, class));
         dispatch
     }
 
@@ -230,36 +278,83 @@ impl Scheduler {
     }
 }
 
-/// The largest useful size of the next batch of a class that fits `bytes`.
-fn size(now: Instant, model: &Model, lead: Lead, bytes: ByteSize) -> Result<Size, NoRoom> {
-    let class = model.queue.class(lead.class()).expect("a class that leads has rows");
-    let estimate = model.cost.estimate(lead.class(), class.units);
-    let rows = model.queue.rows_under(lead, model.ladder().largest());
-    let ceiling = class.ceiling.map(|ceiling| ceiling.rows_at(now));
+/// Rows that may run together.
+struct Crowd {
+    lead: Lead,
+    kin: Kin,
+    /// How many there are.
+    rows: u64,
+    /// Which they are, if they are not the first of the class that leads.
+    parts: Option<Vec<Part>>,
+    /// Whether others were left out that would have been padded too far.
+    leaves_out: bool,
+}
+
+impl Crowd {
+    /// Rows of the class that leads.
+    fn alone(lead: Lead, model: &Model) -> Self {
+        let rows = model.queue.rows_under(lead, model.ladder().largest());
+        Self { lead, kin: kin(model, lead), rows, parts: None, leaves_out: false }
+    }
+
+    /// Rows of several classes.
+    fn of(mix: Mix, model: &Model) -> Self {
+        let Mix { lead, parts, leaves_out } = mix;
+        Self { lead, kin: kin(model, lead), rows: count(&parts).into(), parts: Some(parts), leaves_out }
+    }
+
+    /// The largest useful size that fits `bytes`.
+    fn size(&self, now: Instant, model: &Model, bytes: ByteSize) -> Result<Size, NoRoom> {
+        let size = size(now, model, (self.lead.class(), self.rows), bytes)?;
+        let limited_by = match size.limited_by {
+            LimitedBy::Rows if self.leaves_out => LimitedBy::Padding,
+            other => other,
+        };
+        Ok(Size { limited_by, ..size })
+    }
+
+    /// Whether waiting could not make a batch larger: only then a busy instance may hold it.
+    fn is_as_large_as_ever(&self, now: Instant, model: &Model, found: Size, budget: ByteSize) -> bool {
+        match (self.lead, found.limited_by) {
+            (Lead::Returned(_), _) => false,
+            (_, LimitedBy::Knee | LimitedBy::Ladder) => true,
+            (_, LimitedBy::Bytes) => self.size(now, model, budget).is_ok_and(|later| later.rows == found.rows),
+            _ => false,
+        }
+    }
+}
+
+/// Those that may share a batch with the class that leads.
+fn kin(model: &Model, lead: Lead) -> Kin {
+    let family = model.queue.class(lead.class()).and_then(|class| class.family);
+    family.map_or(Kin::Class(lead.class()), Kin::Family)
+}
+
+/// The largest useful size of a batch of a class that fits `bytes`, of so many rows.
+pub(super) fn size(
+    now: Instant,
+    model: &Model,
+    (class, rows): (ClassId, u64),
+    bytes: ByteSize,
+) -> Result<Size, NoRoom> {
+    let state = model.queue.class(class).expect("only classes with rows are sized");
+    let estimate = model.cost.estimate(class, state.units);
+    let ceiling = state.ceiling.map(|ceiling| ceiling.rows_at(now));
     form_batch(model.ladder(), estimate, Bounds { rows, knee: estimate.knee_or_trial(), ceiling, bytes })
 }
 
 /// Until when a batch waits for the rows that tend to follow the last answers, if with them, and although it waits, more
 /// rows per second come out than without.
-fn gather_until(now: Instant, model: &Model, lead: Lead, size: Size) -> Option<Instant> {
-    let expected = model.echo.expected(now, lead.class())?;
-    let estimate = model.cost.estimate(lead.class(), model.queue.class(lead.class())?.units);
+fn gather_until(now: Instant, model: &Model, crowd: &Crowd, size: Size) -> Option<Instant> {
+    let class = crowd.lead.class();
+    let expected = model.echo.expected(now, crowd.kin)?;
+    let estimate = model.cost.estimate(class, model.queue.class(class)?.units);
     let most = estimate.knee().unwrap_or(Rows::MAX).min(model.ladder().largest());
     let larger = size.rows.saturating_add(expected.rows).min(most);
     let rate = |rows: Rows, seconds: f64| f64::from(rows) / seconds.max(1e-9);
     let waited = expected.soon.since(now).as_secs_f64();
     let gain = rate(larger, waited + estimate.seconds(larger)?) > rate(size.rows, estimate.seconds(size.rows)?);
     gain.then_some(expected.until)
-}
-
-/// Whether waiting could not make a batch larger: only then a busy instance may hold it.
-fn is_as_large_as_ever(now: Instant, model: &Model, lead: Lead, found: Size, budget: ByteSize) -> bool {
-    match (lead, found.limited_by) {
-        (Lead::Returned(_), _) => false,
-        (_, LimitedBy::Knee | LimitedBy::Ladder) => true,
-        (_, LimitedBy::Bytes) => size(now, model, lead, budget).is_ok_and(|later| later.rows == found.rows),
-        _ => false,
-    }
 }
 
 /// For each prefix of `parts`: its rows, and how long they may take if they start at `start`.

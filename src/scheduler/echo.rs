@@ -4,7 +4,8 @@
 //! that answered it. An instance that takes the first of a burst at once runs one row and leaves the others to the next batch.
 //! So the share of answered rows that come again within a moment is learned, and the dispatch may give them that moment.
 
-use crate::units::{ClassId, Instant, Rows};
+use super::queue::Kin;
+use crate::units::{Instant, Rows};
 use std::time::Duration;
 
 /// The weight of the latest moment in the share that is learned.
@@ -26,10 +27,10 @@ pub(super) struct Echo {
     moment: Option<Moment>,
 }
 
-/// The time right behind one or several batches of one class.
+/// The time right behind one or several batches of one kin.
 #[derive(Clone, Copy, Debug)]
 struct Moment {
-    class: ClassId,
+    kin: Kin,
     begin: Instant,
     end: Instant,
     answered: u64,
@@ -50,39 +51,39 @@ pub(super) struct Expected {
 
 impl Echo {
     /// A batch that took `duration` has been answered; `most` is the longest moment that is given.
-    pub(super) fn answered(&mut self, now: Instant, class: ClassId, rows: Rows, duration: Duration, most: Duration) {
+    pub(super) fn answered(&mut self, now: Instant, kin: Kin, rows: Rows, duration: Duration, most: Duration) {
         let moment = most.min(duration / PART);
         let end = if moment < TICK { now } else { now + moment };
         match &mut self.moment {
-            Some(open) if open.end > now && open.class == class => {
+            Some(open) if open.end > now && open.kin == kin => {
                 open.end = open.end.max(end);
                 open.answered += u64::from(rows);
             }
             _ => {
                 self.close(now);
-                self.moment = Some(Moment { class, begin: now, end, answered: u64::from(rows), came: 0, last: now });
+                self.moment = Some(Moment { kin, begin: now, end, answered: u64::from(rows), came: 0, last: now });
             }
         }
     }
 
     /// Rows have come.
-    pub(super) fn arrived(&mut self, now: Instant, class: ClassId, rows: Rows) {
+    pub(super) fn arrived(&mut self, now: Instant, kin: Kin, rows: Rows) {
         self.close(now);
-        if let Some(open) = self.moment.as_mut().filter(|open| open.class == class) {
+        if let Some(open) = self.moment.as_mut().filter(|open| open.kin == kin) {
             open.came += u64::from(rows);
             open.last = now;
         }
     }
 
-    /// How many more rows of a class are to be expected, and when; `None` if it is not even one.
-    pub(super) fn expected(&self, now: Instant, class: ClassId) -> Option<Expected> {
-        let open = self.moment.filter(|open| open.end > now && open.class == class)?;
+    /// How many more rows of a kin are to be expected, and when; `None` if it is not even one.
+    pub(super) fn expected(&self, now: Instant, kin: Kin) -> Option<Expected> {
+        let open = self.moment.filter(|open| open.end > now && open.kin == kin)?;
         let rows = (self.share * open.answered as f64).round() - open.came as f64;
         let soon = (open.begin + Duration::from_secs_f64(self.spread)).clamp(now, open.end);
         (rows >= 1.0).then_some(Expected { rows: rows as Rows, soon, until: open.end })
     }
 
-    /// Learns from a moment that is over. One that was cut short by another class teaches nothing.
+    /// Learns from a moment that is over. One that was cut short by another kin teaches nothing.
     fn close(&mut self, now: Instant) {
         if let Some(over) = self.moment.take_if(|open| open.end <= now) {
             let share = (over.came as f64 / over.answered.max(1) as f64).min(1.0);
@@ -97,16 +98,17 @@ impl Echo {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::units::ClassId;
 
-    const CLASS: ClassId = ClassId(0);
+    const CLASS: Kin = Kin::Class(ClassId(0));
 
     fn at(micros: u64) -> Instant {
         Instant(1) + Duration::from_micros(micros)
     }
 
     /// How many rows are expected, and until when.
-    fn rows(echo: &Echo, now: Instant, class: ClassId) -> Option<(Rows, Instant)> {
-        echo.expected(now, class).map(|expected| (expected.rows, expected.until))
+    fn rows(echo: &Echo, now: Instant, kin: Kin) -> Option<(Rows, Instant)> {
+        echo.expected(now, kin).map(|expected| (expected.rows, expected.until))
     }
 
     /// Rounds of 8 ms: a batch of 4 rows is answered, and of its rows so many come again 100 µs later.
@@ -128,7 +130,7 @@ mod tests {
         assert_eq!(rows(&echo, at(begin), CLASS), Some((4, at(begin + 2000))));
         echo.arrived(at(begin + 50), CLASS, 3);
         assert_eq!(rows(&echo, at(begin + 50), CLASS), Some((1, at(begin + 2000))));
-        assert_eq!(rows(&echo, at(begin + 50), ClassId(1)), None, "another class is not expected");
+        assert_eq!(rows(&echo, at(begin + 50), Kin::Class(ClassId(1))), None, "another class is not expected");
         echo.arrived(at(begin + 60), CLASS, 1);
         assert_eq!(rows(&echo, at(begin + 60), CLASS), None, "all are there");
         assert_eq!(rows(&echo, at(begin + 2000), CLASS), None, "the moment is over");

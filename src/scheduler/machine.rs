@@ -3,7 +3,7 @@
 use super::budget::Device;
 use super::model::{Instance, Model};
 use super::oom::MEMORY_RETRY_AFTER;
-use super::queue::{Parked, Requests};
+use super::queue::{Kind, Parked, Requests};
 use super::{Action, Dispatch, Input, MemorySample, ModelPlan, Rejection};
 use crate::units::{BatchId, ClassId, DeviceId, Instant, ModelId, RequestId};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -31,8 +31,10 @@ pub struct Scheduler {
 #[derive(Clone, Debug)]
 pub(super) struct InFlight {
     pub(super) dispatch: Dispatch,
-    pub(super) class: ClassId,
-    pub(super) units: u64,
+    /// What the queue knows it by; see [`Dispatch::class`].
+    pub(super) kind: Kind,
+    /// The largest class of its rows.
+    pub(super) ran_as: Kind,
     pub(super) device: DeviceId,
 }
 
@@ -195,7 +197,7 @@ impl Scheduler {
                 return;
             }
             let meta = self.requests[&id].meta;
-            let starved = self.models[&meta.model].queue.class(meta.class).is_some_and(|class| class.starved.is_some());
+            let starved = self.models[&meta.model].queue.is_starved(&meta);
             let exhausted = Rejection::MemoryExhausted { retry_after: MEMORY_RETRY_AFTER };
             self.reject(id, if starved { exhausted } else { Rejection::DeadlineExceeded });
         }

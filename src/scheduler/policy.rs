@@ -26,7 +26,7 @@ impl Ladder<'_> {
     }
 
     /// The rows that run for a batch of `rows`.
-    fn padded(&self, rows: Rows) -> Rows {
+    pub(super) fn padded(&self, rows: Rows) -> Rows {
         if self.round_up { self.sizes[self.sizes.partition_point(|size| *size < rows)] } else { rows }
     }
 

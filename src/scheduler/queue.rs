@@ -11,7 +11,7 @@ pub(super) use class::{Class, Parked};
 
 use super::oom::{Piece, count, split_off};
 use super::{Part, RequestMeta};
-use crate::units::{ByteSize, ClassId, Instant, RequestId, Rows};
+use crate::units::{ByteSize, ClassId, FamilyId, Instant, RequestId, Rows};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Batches that may pass over the oldest head of a level.
@@ -23,6 +23,38 @@ const MAX_IDLE_CLASSES: usize = 1024;
 pub(super) type Ticket = u64;
 /// A level of priority; 1 is the most urgent.
 pub(super) type Level = u32;
+/// What rows run as: their class, with what the queue and the cost model know it by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Kind {
+    /// The class.
+    pub(super) class: ClassId,
+    /// Its family.
+    pub(super) family: Option<FamilyId>,
+    /// Elements per row.
+    pub(super) units: u64,
+}
+
+impl Kind {
+    /// What the rows of a request run as if they run among their like.
+    pub(super) fn of(meta: &RequestMeta) -> Self {
+        Self { class: meta.class, family: meta.family, units: meta.units }
+    }
+
+    /// Those that may share a batch.
+    pub(super) fn kin(self) -> Kin {
+        self.family.map_or(Kin::Class(self.class), Kin::Family)
+    }
+}
+
+/// Rows that may share a batch: those of a family, or of a class that has none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kin {
+    /// This class.
+    Class(ClassId),
+    /// All classes of this family.
+    Family(FamilyId),
+}
+
 /// Every request inside the scheduler.
 pub(super) type Requests = BTreeMap<RequestId, Request>;
 
@@ -49,7 +81,7 @@ pub(super) struct Request {
 
 impl Request {
     /// Its rows that were never dispatched.
-    fn queued(&self) -> Rows {
+    pub(super) fn queued(&self) -> Rows {
         self.meta.rows - self.next
     }
 }
@@ -76,6 +108,8 @@ impl Lead {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Queue {
     classes: BTreeMap<ClassId, Class>,
+    /// The classes of each family, by units.
+    families: BTreeMap<FamilyId, BTreeSet<(u64, ClassId)>>,
     /// The head of each class and level that may be considered.
     heads: BTreeSet<(Level, Ticket, ClassId)>,
     returned_heads: BTreeSet<(Ticket, Rows, ClassId)>,
@@ -108,6 +142,16 @@ impl Queue {
         self.classes.iter().map(|(id, class)| (*id, class))
     }
 
+    /// The classes of a family that are there, ascending by units.
+    pub(super) fn family(&self, id: FamilyId) -> impl Iterator<Item = (ClassId, &Class)> {
+        self.families.get(&id).into_iter().flatten().map(|(_, class)| (*class, &self.classes[class]))
+    }
+
+    /// How many batches in a row the oldest head of a level was not in.
+    pub(super) fn passed_over(&self, level: Level) -> u32 {
+        self.overtaken.get(&level).copied().unwrap_or(0)
+    }
+
     /// Elements waiting at this level and at more urgent ones.
     pub(super) fn work_before(&self, level: Level) -> u128 {
         self.work.range(..=level).map(|(_, work)| work).sum()
@@ -116,7 +160,7 @@ impl Queue {
     /// Adds a request at the end.
     pub(super) fn push(&mut self, request: &Request) {
         let meta = &request.meta;
-        let class = self.ensure(meta.class, meta.units);
+        let class = self.ensure(Kind::of(meta));
         if class.is_empty() {
             class.earliest_deadline = None;
         }
@@ -144,25 +188,49 @@ impl Queue {
             self.requests -= 1;
             self.bytes = self.bytes.saturating_sub(request.meta.bytes);
         }
+        self.list(id);
         if request.waiting > queued {
             self.returned_rows -= u64::from(request.waiting - queued);
-            let pieces = std::mem::take(&mut self.class_mut(id).returned);
-            for mut piece in pieces.into_values() {
-                piece.parts.retain(|part| part.request != request.meta.id);
-                self.store(requests, id, piece);
-            }
+            // Rows that were padded came back as what they ran as.
+            let others = request.meta.family.into_iter().flat_map(|family| self.family(family)).map(|(other, _)| other);
+            let others: BTreeSet<ClassId> = others.chain([id]).collect();
+            others.into_iter().for_each(|class| self.strike_returned(requests, class, request.meta.id));
+        }
+        self.forget(id);
+    }
+
+    /// Takes the rows of a request out of what came back as this class.
+    fn strike_returned(&mut self, requests: &Requests, id: ClassId, request: RequestId) {
+        if !self.classes.get(&id).is_some_and(|class| class.returned().any(|other| other == request)) {
+            return;
+        }
+        self.unlist(id);
+        let pieces = std::mem::take(&mut self.class_mut(id).returned);
+        for mut piece in pieces.into_values() {
+            piece.parts.retain(|part| part.request != request);
+            self.store(requests, id, piece);
         }
         self.list(id);
         self.forget(id);
     }
 
+    /// Whether rows of a request wait for memory that is not to be had.
+    pub(super) fn is_starved(&self, meta: &RequestMeta) -> bool {
+        let holds = |(id, class): (ClassId, &Class)| {
+            class.starved.is_some() && (id == meta.class || class.returned().any(|other| other == meta.id))
+        };
+        let own = self.class(meta.class).map(|class| (meta.class, class));
+        own.into_iter().chain(meta.family.into_iter().flat_map(|family| self.family(family))).any(holds)
+    }
+
     /// Takes rows back that were dispatched before. They run again before anything else.
-    pub(super) fn give_back(&mut self, requests: &mut Requests, class: ClassId, units: u64, piece: Piece) {
+    pub(super) fn give_back(&mut self, requests: &mut Requests, kind: Kind, piece: Piece) {
+        let class = kind.class;
         for part in &piece.parts {
             requests.get_mut(&part.request).expect("only rows of live requests are given back").waiting += part.rows;
         }
         self.unlist(class);
-        self.ensure(class, units);
+        self.ensure(kind);
         self.returned_rows += u64::from(piece.rows());
         self.store(requests, class, piece);
         self.list(class);
@@ -199,8 +267,10 @@ impl Queue {
     /// Takes the rows out that [`Queue::peek`] has shown, or the first of them, and counts which levels were passed over.
     pub(super) fn take(&mut self, requests: &mut Requests, lead: Lead, parts: &[Part]) {
         let fresh = if matches!(lead, Lead::Waiting(..)) { parts } else { &[] };
-        let passed_over = self.heads_without(lead.class(), fresh);
-        self.unlist(lead.class());
+        let passed_over = self.heads_without(fresh);
+        let classes: BTreeSet<ClassId> =
+            fresh.iter().map(|part| requests[&part.request].meta.class).chain([lead.class()]).collect();
+        classes.iter().for_each(|class| self.unlist(*class));
         match lead {
             Lead::Returned(class) => self.take_returned(requests, class, count(parts)),
             Lead::Waiting(..) => self.take_waiting(requests, parts),
@@ -208,8 +278,10 @@ impl Queue {
         for part in parts {
             requests.get_mut(&part.request).expect("queued requests are known").waiting -= part.rows;
         }
-        self.list(lead.class());
-        self.forget(lead.class());
+        for class in classes {
+            self.list(class);
+            self.forget(class);
+        }
         self.overtaken = passed_over;
     }
 
@@ -261,12 +333,12 @@ impl Queue {
     }
 
     /// The levels whose oldest head is not in a batch, and how often that has happened.
-    fn heads_without(&self, id: ClassId, parts: &[Part]) -> BTreeMap<Level, u32> {
+    fn heads_without(&self, parts: &[Part]) -> BTreeMap<Level, u32> {
         let mut counts = BTreeMap::new();
         let mut next = self.heads.first();
         while let Some(&(level, ticket, class)) = next {
             let head = self.classes[&class].waiting[&level][&ticket];
-            if class != id || !parts.iter().any(|part| part.request == head) {
+            if !parts.iter().any(|part| part.request == head) {
                 counts.insert(level, self.overtaken.get(&level).map_or(1, |count| count.saturating_add(1)));
             }
             next = level.checked_add(1).and_then(|level| self.heads.range((level, 0, ClassId(0))..).next());
@@ -296,20 +368,34 @@ impl Queue {
     }
 
     /// A class, made if it is not there.
-    pub(super) fn ensure(&mut self, id: ClassId, units: u64) -> &mut Class {
+    pub(super) fn ensure(&mut self, kind: Kind) -> &mut Class {
+        let Kind { class: id, family, units } = kind;
         if self.classes.len() >= MAX_IDLE_CLASSES && !self.classes.contains_key(&id) {
             self.classes.retain(|_, class| !class.is_empty());
+            self.families.values_mut().for_each(|classes| classes.retain(|(_, id)| self.classes.contains_key(id)));
+            self.families.retain(|_, classes| !classes.is_empty());
+        }
+        if let Some(family) = family {
+            self.families.entry(family).or_default().insert((units, id));
         }
         let class = self.classes.entry(id).or_default();
-        class.units = units;
+        (class.units, class.family) = (units, family);
         class
     }
 
     /// Drops a class without rows and without anything to remember.
     fn forget(&mut self, id: ClassId) {
         let remembered = |class: &Class| class.parked.is_some() || class.ceiling.is_some() || class.starved.is_some();
-        if self.classes.get(&id).is_some_and(|class| class.is_empty() && !remembered(class)) {
-            self.classes.remove(&id);
+        let Some(class) = self.classes.get(&id).filter(|class| class.is_empty() && !remembered(class)) else { return };
+        let (family, units) = (class.family, class.units);
+        self.classes.remove(&id);
+        if let Some(family) = family
+            && let Some(classes) = self.families.get_mut(&family)
+        {
+            classes.remove(&(units, id));
+            if classes.is_empty() {
+                self.families.remove(&family);
+            }
         }
     }
 

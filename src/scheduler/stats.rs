@@ -94,7 +94,7 @@ impl Scheduler {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduler::{Input, MemorySample, ModelPlan, Observation};
+    use crate::scheduler::{Input, MemorySample, ModelPlan, Observation, Packing};
     use crate::units::{ClassId, InstanceId};
     use std::time::Duration;
 
@@ -120,6 +120,7 @@ mod tests {
             max_queue_bytes: ByteSize::MAX,
             priority_levels: 1,
             knee_tolerance: 0.03,
+            packing: Packing::Near,
             observations: [1, 2, 4, 8, 16].map(run).to_vec(),
         };
         let mut scheduler = Scheduler::new();

@@ -3,7 +3,9 @@
 use super::Setting;
 use super::histogram::Histogram;
 use super::random::Random;
-use crate::scheduler::{Action, Dispatch, Input, MemorySample, ModelPlan, Outcome, Part, RequestMeta, Scheduler};
+use crate::scheduler::{
+    Action, Dispatch, Input, MemorySample, ModelPlan, Outcome, Packing, Part, RequestMeta, Scheduler,
+};
 use crate::signal::{Reading, Signals};
 use crate::units::{BatchId, ByteSize, ClassId, DeviceId, InstanceId, Instant, ModelId, RequestId, Rows};
 use std::collections::VecDeque;
@@ -123,6 +125,7 @@ impl Replica {
             max_queue_bytes: ByteSize::MAX,
             priority_levels: 1,
             knee_tolerance: setting.knee_tolerance,
+            packing: Packing::Near,
             observations: machine.observations(),
         };
         let mut scheduler = Scheduler::new();
@@ -221,6 +224,7 @@ impl Replica {
                 id,
                 model: MODEL,
                 class: ClassId(0),
+                family: None,
                 units: 1,
                 rows,
                 bytes: ByteSize(u64::from(rows)),

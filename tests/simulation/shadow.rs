@@ -1,7 +1,7 @@
 //! What must always hold, kept as a second set of books that only knows inputs and actions.
 
 use concertina::scheduler::{
-    Action, Dispatch, LimitedBy, MemorySample, ModelPlan, Outcome, Part, Rejection, RequestMeta, Scheduler,
+    Action, Dispatch, LimitedBy, MemorySample, ModelPlan, Outcome, Packing, Part, Rejection, RequestMeta, Scheduler,
 };
 use concertina::units::{BatchId, ByteSize, ClassId, DeviceId, InstanceId, Instant, ModelId, RequestId, Rows};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -9,6 +9,8 @@ use std::time::Duration;
 
 /// As in `scheduler::queue`.
 const MAX_OVERTAKES: u32 = 16;
+/// As in `scheduler::pack`.
+const MAX_PASSED_OVER: u32 = 4;
 /// As in `scheduler::oom`.
 const MEMORY_PATIENCE: Duration = Duration::from_secs(10);
 const MAX_INSTANCE_LOSSES: u32 = 2;
@@ -93,14 +95,15 @@ pub(crate) struct Shadow {
     pub(crate) guilty: BTreeSet<RequestId>,
     /// Whether memory may run out: then a class may rest for a while, and rows may wait although an instance is idle.
     memory_is_short: bool,
+    has_deadlines: bool,
     pub(crate) finished: u64,
     pub(crate) rejected: BTreeMap<&'static str, u64>,
     pub(crate) limits: BTreeMap<String, u64>,
 }
 
 impl Shadow {
-    pub(crate) fn new(memory_is_short: bool) -> Self {
-        Self { memory_is_short, ..Self::default() }
+    pub(crate) fn new(memory_is_short: bool, has_deadlines: bool) -> Self {
+        Self { memory_is_short, has_deadlines, ..Self::default() }
     }
 
     pub(crate) fn loaded(&mut self, plan: &ModelPlan) {
@@ -162,7 +165,7 @@ impl Shadow {
     }
 
     pub(crate) fn completed(&mut self, now: Instant, batch: BatchId, outcome: Outcome) {
-        let (dispatch, class, _) = self.flights.remove(&batch).expect("only batches in flight end");
+        let (dispatch, ..) = self.flights.remove(&batch).expect("only batches in flight end");
         let model = self.models.get_mut(&dispatch.model).expect("known");
         if model.loaded {
             model.rows_in_flight -= u64::from(dispatch.rows);
@@ -174,12 +177,12 @@ impl Shadow {
         let smallest = if model.plan.round_up { model.plan.ladder[0] } else { 1 };
         match outcome {
             Outcome::Done { .. } => {
-                model.rests.remove(&class);
+                model.rests.remove(&dispatch.class);
                 model.gathers_until = now + model.plan.max_gather_delay;
             }
             Outcome::InstanceLost => drop(model.held.remove(&dispatch.instance)),
             Outcome::OutOfMemory { .. } if dispatch.padded_rows <= smallest => {
-                model.rests.insert(class, now + BACKOFF_FIRST);
+                model.rests.insert(dispatch.class, now + BACKOFF_FIRST);
             }
             Outcome::OutOfMemory { .. } | Outcome::Failed => (),
         }
@@ -188,7 +191,7 @@ impl Shadow {
             request.losses += u32::from(outcome == Outcome::InstanceLost);
             request.turn(part, Row::InFlight, if done { Row::Done } else { Row::Returned });
             if !done {
-                *model.returned.entry(class).or_default() += u64::from(part.rows);
+                *model.returned.entry(request.meta.class).or_default() += u64::from(part.rows);
             }
         }
     }
@@ -218,10 +221,15 @@ impl Shadow {
 
     fn dispatched(&mut self, now: Instant, dispatch: &Dispatch) {
         let model = self.models.get_mut(&dispatch.model).expect("only loaded models run");
-        let class = self.live[&dispatch.parts[0].request].meta.class;
+        // Units grow with the number of the class: rows run as the largest of theirs.
+        let metas = dispatch.parts.iter().map(|part| self.live[&part.request].meta);
+        let largest = metas.max_by_key(|meta| meta.units).expect("a batch has rows");
+        let class = largest.class;
+        let retried = dispatch.limited_by == LimitedBy::Retry;
+        assert!(dispatch.class == class || retried && dispatch.class > class, "{dispatch:?} runs as {class}");
         check_shape(&model.plan, dispatch);
         assert!(
-            model.rests.get(&class).is_none_or(|until| *until <= now),
+            model.rests.get(&dispatch.class).is_none_or(|until| *until <= now),
             "a class without memory is not tried at once"
         );
         let held = model.held.get_mut(&dispatch.instance).expect("only live instances of the model run");
@@ -230,33 +238,40 @@ impl Shadow {
         assert!(*held == 0 || full, "a busy instance was given a batch that might have grown: {dispatch:?}");
         *held += 1;
         let retry = dispatch.limited_by == LimitedBy::Retry;
+        // Padded rows came back as what they ran as, which may have to wait for memory when their own class has not.
+        let mixed = largest.family.is_some() && self.memory_is_short;
         assert!(
-            retry || model.returned.get(&class).is_none_or(|rows| *rows == 0),
+            retry || mixed || model.returned.get(&class).is_none_or(|rows| *rows == 0),
             "rows that came back were overtaken"
         );
-        self.check_overtaking(dispatch, class);
+        self.check_overtaking(dispatch, largest);
+        self.check_arrival_order(dispatch, largest);
         for part in &dispatch.parts {
-            self.part_dispatched(part, dispatch, class);
+            self.part_dispatched(part, dispatch, largest);
         }
         let model = self.models.get_mut(&dispatch.model).expect("known");
         model.rows_in_flight += u64::from(dispatch.rows);
         let device = model.plan.device;
         let reserved = self.reserved(device) + dispatch.bytes;
         let budget = self.samples.get(&device).map_or(ByteSize::MAX, |sample| sample.budget);
-        assert!(reserved <= budget, "{reserved} reserved of {budget}");
+        // A batch of which nothing is known reserves nothing, also when a neighbour has just taken what others had reserved.
+        let nothing = dispatch.bytes == ByteSize::ZERO;
+        assert!(nothing || reserved <= budget, "{reserved} reserved of {budget}");
         *self.limits.entry(format!("{:?}", dispatch.limited_by)).or_default() += 1;
         assert!(self.flights.insert(dispatch.batch, (dispatch.clone(), class, device)).is_none());
     }
 
     /// The rows of a part were waiting, come in order, and are the next of their class and level.
-    fn part_dispatched(&mut self, part: &Part, dispatch: &Dispatch, class: ClassId) {
+    fn part_dispatched(&mut self, part: &Part, dispatch: &Dispatch, largest: RequestMeta) {
         let retry = dispatch.limited_by == LimitedBy::Retry;
         let live = &self.live;
         let model = self.models.get_mut(&dispatch.model).expect("known");
         let meta = live[&part.request].meta;
-        assert_eq!((meta.model, meta.class), (dispatch.model, class), "one model and one class per batch");
+        assert_eq!(meta.model, dispatch.model, "one model per batch");
+        let is_kin = meta.class == largest.class || meta.family.is_some() && meta.family == largest.family;
+        assert!(is_kin, "{meta:?} shares a batch with {largest:?}");
         if !retry {
-            let queue = model.queues.get_mut(&(class, meta.priority)).expect("it has arrived");
+            let queue = model.queues.get_mut(&(meta.class, meta.priority)).expect("it has arrived");
             while queue.front().is_some_and(|id| !waits(live, id)) {
                 queue.pop_front();
             }
@@ -268,15 +283,35 @@ impl Shadow {
         let request = self.live.get_mut(&part.request).expect("live");
         request.turn(part, expected, Row::InFlight);
         if retry {
-            *model.returned.get_mut(&class).expect("rows came back") -= u64::from(part.rows);
+            *model.returned.get_mut(&meta.class).expect("rows came back") -= u64::from(part.rows);
         } else {
             model.queued_rows -= u64::from(part.rows);
             model.queued_bytes -= if request.count(Row::Waiting) == 0 { meta.bytes.0 } else { 0 };
         }
     }
 
+    /// Where rows are padded in order of arrival, none of those that are left out came before one that is taken.
+    fn check_arrival_order(&self, dispatch: &Dispatch, largest: RequestMeta) {
+        let plan = &self.models[&dispatch.model].plan;
+        let (true, Some(family)) = (plan.packing == Packing::Fifo, largest.family) else { return };
+        let is_plain = dispatch.limited_by != LimitedBy::Retry && plan.priority_levels == 1 && !self.memory_is_short;
+        if !is_plain || self.has_deadlines {
+            return;
+        }
+        let newest = dispatch.parts.iter().map(|part| part.request).max().expect("a batch has rows");
+        let taken: BTreeSet<RequestId> = dispatch.parts.iter().map(|part| part.request).collect();
+        for (id, request) in self.live.range(..newest) {
+            let meta = &request.meta;
+            let left_out = meta.model == dispatch.model
+                && meta.family == Some(family)
+                && request.count(Row::Waiting) > 0
+                && !taken.contains(id);
+            assert!(!left_out, "request {id} was left out for {newest}");
+        }
+    }
+
     /// The oldest head of each level is passed over by a bounded number of batches.
-    fn check_overtaking(&mut self, dispatch: &Dispatch, class: ClassId) {
+    fn check_overtaking(&mut self, dispatch: &Dispatch, largest: RequestMeta) {
         let live = &self.live;
         let model = self.models.get_mut(&dispatch.model).expect("known");
         if self.memory_is_short
@@ -292,12 +327,16 @@ impl Shadow {
                 *oldest = (*oldest).min(*head);
             }
         }
-        let most = MAX_OVERTAKES + model.plan.priority_levels;
+        let most = match (model.plan.priority_levels, largest.family) {
+            (1, None) => 0,
+            (1, Some(_)) => MAX_PASSED_OVER,
+            (levels, _) => MAX_OVERTAKES + levels,
+        };
         model.passed_over.retain(|level, _| heads.contains_key(level));
         for (level, head) in heads {
             let count = model.passed_over.entry(level).or_default();
             *count = if dispatch.parts.iter().any(|part| part.request == head) { 0 } else { *count + 1 };
-            assert!(*count <= most, "level {level} was passed over {count} times, the last by class {class}");
+            assert!(*count <= most, "level {level} was passed over {count} times, the last by {largest:?}");
         }
     }
 

@@ -3,9 +3,11 @@
 use super::random::Random;
 use super::shadow::Shadow;
 use concertina::scheduler::{
-    Action, Dispatch, Input, MemorySample, ModelPlan, Observation, Outcome, RequestMeta, Scheduler,
+    Action, Dispatch, Input, MemorySample, ModelPlan, Observation, Outcome, Packing, RequestMeta, Scheduler,
 };
-use concertina::units::{BatchId, ByteSize, ClassId, DeviceId, InstanceId, Instant, ModelId, RequestId, Rows};
+use concertina::units::{
+    BatchId, ByteSize, ClassId, DeviceId, FamilyId, InstanceId, Instant, ModelId, RequestId, Rows,
+};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -30,6 +32,8 @@ pub(crate) struct Scenario {
     pub(crate) memory: Memory,
     pub(crate) models: u32,
     pub(crate) classes: u64,
+    /// Classes of one family differ by a multiple of this; zero: there are none.
+    pub(crate) families: u64,
     pub(crate) levels: u32,
     pub(crate) gap_micros: u64,
     pub(crate) known_costs: bool,
@@ -48,6 +52,7 @@ impl Scenario {
             memory,
             models: random.between(1, 3) as u32,
             classes: random.pick(&[1, 1, 2, 5, 40]),
+            families: random.pick(&[0, 0, 1, 1, 2]),
             levels: random.pick(&[1, 1, 2, 4]),
             gap_micros: random.pick(&[20, 100, 500, 2000, 10_000]),
             known_costs: memory == Memory::Honest || random.percent(70),
@@ -112,7 +117,7 @@ impl World {
         let mut world = Self {
             random: Random(random.next()),
             scheduler: Scheduler::new(),
-            shadow: Shadow::new(scenario.memory != Memory::Plenty),
+            shadow: Shadow::new(scenario.memory != Memory::Plenty, scenario.deadlines > 0),
             now: Instant(1),
             agenda: BTreeMap::new(),
             events: 0,
@@ -264,6 +269,7 @@ impl World {
             max_queue_bytes: ByteSize(self.random.pick(&[500, 100_000])),
             priority_levels: self.scenario.levels,
             knee_tolerance: 0.03,
+            packing: self.random.pick(&[Packing::Near, Packing::Near, Packing::Fifo]),
             observations,
             ladder,
         }
@@ -284,6 +290,7 @@ impl World {
             id: RequestId(self.arrivals),
             model: if self.random.percent(1) { ModelId(77) } else { self.random.pick(&self.plans).model },
             class: ClassId(class as u32),
+            family: class.checked_rem(self.scenario.families).map(|family| FamilyId(family as u32)),
             units: class + 1,
             rows: if many { self.random.between(1, 60) } else { self.random.between(1, 3) } as Rows,
             bytes: ByteSize(self.random.between(1, 20)),

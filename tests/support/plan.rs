@@ -1,6 +1,6 @@
 //! A small model for tests of the scheduler.
 
-use concertina::scheduler::{ModelPlan, Observation, RequestMeta};
+use concertina::scheduler::{ModelPlan, Observation, Packing, RequestMeta};
 use concertina::units::{ByteSize, ClassId, DeviceId, InstanceId, ModelId, RequestId, Rows};
 use std::time::Duration;
 
@@ -26,6 +26,7 @@ pub(crate) fn plan(model: u32) -> ModelPlan {
         max_queue_bytes: ByteSize(1000),
         priority_levels: 2,
         knee_tolerance: 0.03,
+        packing: Packing::Near,
         observations: [1, 4, 8].map(observation).to_vec(),
     }
 }
@@ -36,6 +37,7 @@ pub(crate) fn request(id: u64) -> RequestMeta {
         id: RequestId(id),
         model: ModelId(0),
         class: ClassId(0),
+        family: None,
         units: 1,
         rows: 1,
         bytes: ByteSize(1),

@@ -1,6 +1,7 @@
 //! Whether the names in `[padding]` and `[warmup]` exist in the graph and fit it, and what `[padding]` makes of it.
 
 use crate::model::pad::{PadPlan, PaddedAxis, PaddedDim, PaddedInput};
+use crate::model::settings::Packing;
 use crate::model::{Dim, Graph, Settings, TensorSpec};
 use crate::tensor::DataType;
 
@@ -23,6 +24,9 @@ pub(super) fn compare(graph: &Graph, settings: &Settings, batch_axis: Option<usi
 /// dimension's name is cut back, and so are those that the settings name.
 pub(super) fn plan(graph: &Graph, settings: &Settings, batch_axis: usize) -> Option<PadPlan> {
     let padding = &settings.padding;
+    if settings.packing == Packing::Off {
+        return None;
+    }
     let dims: Vec<PaddedDim> = padding
         .lengths
         .iter()

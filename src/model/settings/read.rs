@@ -2,7 +2,7 @@
 
 use super::placement::instances;
 use super::text::{TextSettings, section};
-use super::{BatchAxis, CudaGraph, Fill, Labels, Padding, Settings, VersionPolicy, Warmup};
+use super::{BatchAxis, CudaGraph, Fill, Labels, Packing, Padding, Settings, VersionPolicy, Warmup};
 use crate::keys::value::{auto_or, bytes, choice, count, duration, integer, integers, number};
 use crate::keys::{Keys, Path, Relation};
 use crate::units::ByteSize;
@@ -21,6 +21,9 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const MOST_DIM: usize = 1 << 31;
 /// The largest rank of a tensor in a graph that is worth naming an axis of.
 const MOST_AXIS: usize = 31;
+
+/// The words of `packing`.
+const PACKINGS: [(&str, Packing); 3] = [("near", Packing::Near), ("fifo", Packing::Fifo), ("off", Packing::Off)];
 
 /// The words of `cuda_graph`.
 const CUDA_GRAPHS: [(&str, CudaGraph); 3] = [("auto", CudaGraph::Auto), ("on", CudaGraph::On), ("off", CudaGraph::Off)];
@@ -76,6 +79,7 @@ pub(super) fn defaults(keys: &mut Keys) -> Option<Settings> {
     let default_timeout = keys.read("default_timeout", duration(Duration::from_millis(1)..=DAY));
     let knee_tolerance = keys.read("knee_tolerance", number(0.0..=0.5));
     let pipeline = keys.read("pipeline", integer(1..=4));
+    let packing = keys.read("packing", choice(&PACKINGS));
     let cuda_graph = keys.read("cuda_graph", choice(&CUDA_GRAPHS));
     let seconds = keys.read("warmup.seconds", number(0.0..=3600.0));
     let default_dim = keys.read("warmup.default_dim", integer(1..=MOST_DIM));
@@ -109,6 +113,7 @@ pub(super) fn defaults(keys: &mut Keys) -> Option<Settings> {
         },
         versions: versions?,
         padding: Padding::default(),
+        packing: packing?,
         version_labels: BTreeMap::new(),
         labels: BTreeMap::new(),
         cuda_graph: cuda_graph?,

@@ -26,6 +26,7 @@ fn every_key_can_be_said() {
         default_timeout = "1s"
         knee_tolerance = 0.1
         pipeline = 1
+        packing = "fifo"
         cuda_graph = "off"
         [cuda]
         use_tf32 = false
@@ -74,6 +75,7 @@ fn every_key_can_be_said() {
             inputs: BTreeMap::from([("x.y".to_owned(), Fill::Random)]),
         },
         versions: VersionPolicy::Specific(vec![1, 3]),
+        packing: Packing::Fifo,
         padding: Padding {
             lengths: BTreeMap::from([("sequence".to_owned(), vec![16, 64])]),
             inputs: BTreeMap::from([("input_ids".to_owned(), 0.0)]),
@@ -97,6 +99,7 @@ fn every_bad_value_is_refused_by_file_and_key() {
         ("batch_axis = \"first\"", "batch_axis", "\"auto\", \"none\" or an integer"),
         ("max_batch_size = \"8 rows\"", "max_batch_size", "\"auto\" or an integer"),
         ("max_queue_delay = 5", "max_queue_delay", "a duration such as"),
+        ("packing = \"far\"", "packing", "one of \"near\", \"fifo\", \"off\""),
         ("cuda_graph = true", "cuda_graph", "one of \"auto\", \"on\", \"off\""),
         ("[cuda]\ngpu_mem_limit = 1", "cuda.gpu_mem_limit", "not to be set"),
         ("pipeline = 0", "pipeline", "an integer from 1 to 4"),

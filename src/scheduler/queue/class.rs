@@ -3,7 +3,7 @@
 use super::super::Part;
 use super::super::oom::{Ceiling, Piece, Returned, Starved, join};
 use super::{Level, Request, Requests, Ticket};
-use crate::units::{Instant, RequestId, Rows};
+use crate::units::{FamilyId, Instant, RequestId, Rows};
 use std::collections::BTreeMap;
 
 /// One class of a model.
@@ -11,6 +11,8 @@ use std::collections::BTreeMap;
 pub(in crate::scheduler) struct Class {
     /// Elements per row.
     pub(in crate::scheduler) units: u64,
+    /// The classes that its rows may share a batch with.
+    pub(in crate::scheduler) family: Option<FamilyId>,
     /// Rows never dispatched.
     pub(in crate::scheduler) rows: u64,
     /// The earliest deadline that was seen since the class had no rows.
@@ -73,6 +75,16 @@ impl Class {
             }
         }
         parts.parts
+    }
+
+    /// The oldest request of a level.
+    pub(in crate::scheduler) fn head(&self, level: Level) -> Option<(Ticket, RequestId)> {
+        self.at_level(level).next()
+    }
+
+    /// The requests of a level, in order of arrival.
+    pub(in crate::scheduler) fn at_level(&self, level: Level) -> impl Iterator<Item = (Ticket, RequestId)> {
+        self.waiting.get(&level).into_iter().flatten().map(|(ticket, request)| (*ticket, *request))
     }
 
     /// The oldest request of each level that has any.
