@@ -3,6 +3,7 @@
 //!
 //! What needs ONNX Runtime or the network comes in as [`Hooks`], so that all of this runs in tests without either.
 
+mod add;
 mod flags;
 mod health;
 mod log;
@@ -64,6 +65,9 @@ enum Command {
     Profile(profile::ProfileOptions),
     /// Compare signals to scale replicas on, by simulating a fleet with the server's own scheduler; needs neither models nor network.
     Simulate(simulate::SimulateOptions),
+    /// Copy a folder with an ONNX file and a tokenizer, as Hugging Face's hub has it, into the repository, and write its
+    /// model.toml.
+    Add(add::AddOptions),
     /// Ask the server that these options describe whether it is ready; exit 0 if it is, 1 if not.
     Healthcheck(Options),
     /// Print the version.
@@ -115,6 +119,7 @@ fn execute(
         | Command::Healthcheck(options) => options,
         Command::Profile(profile) => &profile.options,
         Command::Simulate(simulate) => &simulate.options,
+        Command::Add(add) => &add.options,
     };
     let matches = matches.subcommand().map(|(_, matches)| matches);
     let config = options.resolve(matches);
@@ -133,6 +138,7 @@ fn execute(
             Ok(()) => Ok(0),
             Err(reason) => writeln!(err, "{reason}").map(|()| 1),
         },
+        (Command::Add(options), Ok(config)) => add::add(&options, &config, hooks, (out, err)),
         (Command::Profile(options), Ok(config)) => {
             log::start(&config.log);
             profile::profile(&options, &config, hooks.profile, (out, err))

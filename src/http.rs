@@ -207,6 +207,19 @@ fn texts() -> Router<Arc<AppState>> {
     for path in ["/v1/embeddings", "/openai/v1/embeddings", "/embeddings"] {
         router = router.route(path, post(text::openai::embeddings));
     }
+    // TEI serves one model; several are told apart by the path, so that its clients need only another address.
+    for prefix in ["", "/tei/{model}"] {
+        let path = |name: &str| format!("{prefix}/{name}");
+        router = router
+            .route(&path("embed"), post(text::tei::embed))
+            .route(&path("embed_all"), post(text::tei::embed_all))
+            .route(&path("predict"), post(text::tei::predict))
+            .route(&path("rerank"), post(text::tei::rerank))
+            .route(&path("similarity"), post(text::tei::similarity))
+            .route(&path("tokenize"), post(text::tei::tokenize))
+            .route(&path("decode"), post(text::tei::decode))
+            .route(&path("info"), get(text::tei::info));
+    }
     router
 }
 

@@ -5,6 +5,7 @@
 mod changes;
 pub mod control;
 pub mod devices;
+pub mod import;
 mod labels;
 mod layout;
 mod layouts;

@@ -1,6 +1,8 @@
 //! The manager of the repository, with a loop that the test plays.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+#[path = "repository/import.rs"]
+mod import;
 mod support;
 
 use arc_swap::ArcSwap;

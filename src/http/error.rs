@@ -160,6 +160,8 @@ pub(crate) enum ApiError {
     Tokenizer(String),
     #[error("model '{model}' {lack}")]
     Unable { model: String, lack: &'static str },
+    #[error("{0}")]
+    NoTextModel(String),
     #[error("as many requests with texts are inside the server as it takes; try again later")]
     TextsFull,
     #[error("internal error")]
@@ -244,9 +246,10 @@ impl ApiError {
             Self::InflatedTooLarge { .. } => of(S::PAYLOAD_TOO_LARGE, Code::BodyTooLarge),
             Self::BodyTimeout { .. } => Wire { close: true, ..of(S::REQUEST_TIMEOUT, Code::BodyTimeout) },
             Self::Encoding(_) => of(S::UNSUPPORTED_MEDIA_TYPE, Code::UnsupportedEncoding),
-            Self::ModelNotFound { .. } | Self::VersionNotFound { .. } | Self::LabelNotFound { .. } => {
-                of(S::NOT_FOUND, Code::ModelNotFound)
-            }
+            Self::ModelNotFound { .. }
+            | Self::VersionNotFound { .. }
+            | Self::LabelNotFound { .. }
+            | Self::NoTextModel(_) => of(S::NOT_FOUND, Code::ModelNotFound),
             Self::ModelNotReady { .. } | Self::ServerNotReady(_) => retry(Code::Unavailable, RETRY_LATER),
             Self::Unsupported(_) => of(S::NOT_IMPLEMENTED, Code::Unsupported),
             // Its body was not read.
@@ -354,6 +357,7 @@ mod tests {
             (ApiError::Nothing { field: "f" }, 400, "invalid_request", None),
             (ApiError::Tokenizer("x".into()), 400, "invalid_request", None),
             (ApiError::Unable { model: "m".into(), lack: "x" }, 400, "invalid_request", None),
+            (ApiError::NoTextModel("x".into()), 404, "model_not_found", None),
             (ApiError::TextsFull, 503, "overloaded", Some("2")),
             (ApiError::Internal, 500, "internal", None),
             (InferError::Overloaded.into(), 503, "overloaded", Some("2")),

@@ -25,7 +25,7 @@ struct Operation {
 impl Operation {
     /// The schema of what it refuses with.
     fn error(&self) -> &'static str {
-        if self.path.ends_with("/embeddings") { "OpenAiError" } else { "Error" }
+        super::text::form::schema(self.path)
     }
 }
 
@@ -65,6 +65,7 @@ const fn ask(path: &'static str, answer: Answer, errors: &'static [u16], summary
 const ALWAYS: [u16; 1] = [401];
 const MODEL: &[u16] = &[400, 404, 503];
 const INFER: &[u16] = &[400, 404, 408, 413, 415, 500, 501, 503, 504];
+const TEI: &[u16] = &[400, 404, 408, 413, 415, 422, 424, 429, 500, 503, 504];
 const TEXT: &[u16] = &[400, 404, 408, 413, 415, 500, 503, 504];
 const CONTROL: &[u16] = &[400, 403, 404, 408, 413, 415, 500, 503];
 const LOGGING: &[u16] = &[400, 408, 413, 415, 501, 503];
@@ -160,6 +161,34 @@ const OPERATIONS: &[Operation] = &[
     post("/v1/embeddings", "Embeddings", Json("EmbeddingList"), TEXT, "OpenAI: vectors for texts"),
     post("/openai/v1/embeddings", "Embeddings", Json("EmbeddingList"), TEXT, "The same, where KServe has it"),
     post("/embeddings", "Embeddings", Json("EmbeddingList"), TEXT, "The same, where Text Embeddings Inference has it"),
+    post("/embed", "Embed", Json("Numbers"), TEI, "Text Embeddings Inference: a vector for each text"),
+    post("/embed_all", "Embed", Json("Any"), TEI, "Text Embeddings Inference: a vector for each token of each text"),
+    post(
+        "/predict",
+        "PredictTexts",
+        Json("Any"),
+        TEI,
+        "Text Embeddings Inference: the classes of texts, or of pairs of them",
+    ),
+    post("/rerank", "Rerank", Json("Ranks"), TEI, "Text Embeddings Inference: how well texts answer a query"),
+    post(
+        "/similarity",
+        "Similarity",
+        Json("Similarities"),
+        TEI,
+        "Text Embeddings Inference: how near texts are to another",
+    ),
+    post("/tokenize", "Tokenize", Json("Any"), TEI, "Text Embeddings Inference: the tokens of texts"),
+    post("/decode", "Decode", Json("Any"), TEI, "Text Embeddings Inference: the texts of tokens"),
+    get("/info", Json("TeiInfo"), &[400, 404, 424, 503], "Text Embeddings Inference: what the model is"),
+    post("/tei/{model}/embed", "Embed", Json("Numbers"), TEI, "The same by this model"),
+    post("/tei/{model}/embed_all", "Embed", Json("Any"), TEI, "The same by this model"),
+    post("/tei/{model}/predict", "PredictTexts", Json("Any"), TEI, "The same by this model"),
+    post("/tei/{model}/rerank", "Rerank", Json("Ranks"), TEI, "The same by this model"),
+    post("/tei/{model}/similarity", "Similarity", Json("Similarities"), TEI, "The same by this model"),
+    post("/tei/{model}/tokenize", "Tokenize", Json("Any"), TEI, "The same by this model"),
+    post("/tei/{model}/decode", "Decode", Json("Any"), TEI, "The same by this model"),
+    get("/tei/{model}/info", Json("TeiInfo"), &[400, 404, 424, 503], "The same of this model"),
     post("/v2/repository/index", "IndexRequest", Json("Index"), BODY, "Every version with its state"),
 ];
 

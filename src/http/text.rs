@@ -4,20 +4,23 @@
 //! parts at once, and the answer has the order of the request. What is long is read and written on those threads as well. A
 //! failure is the same `ApiError` as anywhere; `form` brings it into the form that the clients of a route read.
 
+mod answers;
 pub(super) mod form;
 mod input;
 pub(super) mod openai;
+pub(super) mod tei;
 
 use super::error::ApiError;
 use super::path::ModelPath;
 use super::{AppState, JSON, Outcome, body};
 use crate::batcher::InferError;
 use crate::metrics::Stage;
+use crate::model::text::vectors;
 use crate::model::{ModelSpec, TextModel};
 use crate::tensor::Tensor;
 use crate::text::{Cut, Fault, Place, Pool, Tokens};
 use axum::body::Body;
-use axum::extract::Request;
+use axum::extract::{Path, Request};
 use axum::http::header::CONTENT_TYPE;
 use axum::response::Response;
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
@@ -65,11 +68,9 @@ struct Work<'a> {
 
 /// Texts on their way to tokens.
 struct Asked {
-    inputs: Vec<Input>,
+    inputs: Inputs,
     /// The field that they stand in.
     field: &'static str,
-    /// Whether that is a list, so that errors say which of them is meant.
-    many: bool,
     prompt: String,
     cut: Cut,
 }
@@ -101,18 +102,21 @@ impl<'a> Work<'a> {
     fn model(&mut self, name: &str, ability: Ability) -> Result<(Arc<ModelSpec>, Arc<TextModel>), ApiError> {
         let model = ModelPath { model: name.to_owned(), version: None }.ready(self.state)?;
         self.outcome.model = Some(Arc::clone(&model));
-        let lack = |lack| ApiError::Unable { model: model.name.clone(), lack };
-        let Some(text) = model.text.clone() else {
-            return Err(lack("takes no texts: it needs a tokenizer.json beside it, and the log says what else"));
-        };
-        if (ability.has)(&text) { Ok((model, text)) } else { Err(lack(ability.lack)) }
+        ability.of(model)
     }
 
-    /// The texts of a field, if there are as many and they are as long as may be.
-    fn checked(&self, inputs: Inputs, field: &'static str) -> Result<Vec<Input>, ApiError> {
+    /// The model that a path names, or the one that is meant where it names none.
+    fn meant(&mut self, named: tei::Named, ability: Ability) -> Result<(Arc<ModelSpec>, Arc<TextModel>), ApiError> {
+        let (model, text) = meant(self.state, named, ability)?;
+        self.outcome.model = Some(Arc::clone(&model));
+        Ok((model, text))
+    }
+
+    /// Whether there are as many texts in a field, and they are as long, as may be.
+    fn check(&self, inputs: &Inputs, field: &'static str) -> Result<(), ApiError> {
         let Texts { max_inputs, max_input_bytes, .. } = self.state.texts;
-        let Inputs { list, many } = inputs;
         let refuse = |message| Err(ApiError::Field { field, message });
+        let list = &inputs.list;
         if list.is_empty() {
             return Err(ApiError::Nothing { field });
         }
@@ -120,11 +124,13 @@ impl<'a> Work<'a> {
             return refuse(format!("{field} has {} texts; send at most {max_inputs} in one request", list.len()));
         }
         if let Some(at) = list.iter().position(|input| input.bytes() > max_input_bytes) {
-            let name = name(field, many, at);
-            let bytes = list[at].bytes();
+            let (name, bytes) = (inputs.name(field, at), list[at].bytes());
             return refuse(format!("{name} has {bytes} bytes; send at most {max_input_bytes} in one text"));
         }
-        Ok(list)
+        match list.iter().position(|input| input.bytes() == 0) {
+            Some(at) => refuse(format!("{} is empty; send a text that says something", inputs.name(field, at))),
+            None => Ok(()),
+        }
     }
 
     /// The tokens of all texts, in their order.
@@ -136,7 +142,7 @@ impl<'a> Work<'a> {
     ) -> Result<Vec<Tokens>, ApiError> {
         let begun = self.state.clock.now();
         let asked = Arc::new(asked);
-        let ranges = pieces(&asked.inputs);
+        let ranges = pieces(&asked.inputs.list);
         let work = |range: std::ops::Range<usize>| {
             let (asked, text) = (Arc::clone(&asked), Arc::clone(text));
             self.on_pool(move || range.map(|at| asked.tokens(&text, at)).collect::<Result<Vec<_>, _>>())
@@ -178,14 +184,41 @@ impl<'a> Work<'a> {
         Ok(ordered)
     }
 
+    /// A whole vector for each text, and how many tokens they all have. `dimensions` is what is wanted of a vector, which is
+    /// only looked at.
+    async fn embed(
+        &mut self,
+        (model, text): (&Arc<ModelSpec>, &Arc<TextModel>),
+        asked: Asked,
+        dimensions: Option<u64>,
+    ) -> Result<(Vec<Vec<f32>>, usize), ApiError> {
+        let Some(head) = text.vectors.clone() else { return Err(ApiError::Internal) };
+        // Before the model runs, if its graph says how long its vectors are.
+        check_width(text, dimensions, head.width)?;
+        let tokens = self.tokenize(model, text, asked).await?;
+        let read = move |tensor: &_, lengths: &[usize]| vectors(tensor, lengths, head.pooling);
+        let vectors = self.run((model, text), &tokens, head.output, read).await?;
+        check_width(text, dimensions, vectors.first().map(Vec::len))?;
+        Ok((vectors, tokens.iter().map(|tokens| tokens.ids.len()).sum()))
+    }
+
     /// The answer, written by the threads.
     async fn answer(
         &self,
         model: &ModelSpec,
         write: impl FnOnce() -> Vec<u8> + Send + 'static,
     ) -> Result<Response, ApiError> {
+        self.answer_or(model, move || Ok(write())).await
+    }
+
+    /// The same where that may fail.
+    async fn answer_or(
+        &self,
+        model: &ModelSpec,
+        write: impl FnOnce() -> Result<Vec<u8>, ApiError> + Send + 'static,
+    ) -> Result<Response, ApiError> {
         let begun = self.state.clock.now();
-        let body = self.on_pool(write).await?;
+        let body = self.on_pool(write).await??;
         (self.state.spent)(model, Stage::Encode, self.state.clock.now().since(begun));
         let mut response = Response::new(Body::from(body));
         response.headers_mut().insert(CONTENT_TYPE, JSON);
@@ -195,13 +228,14 @@ impl<'a> Work<'a> {
 
 impl Asked {
     fn tokens(&self, text: &TextModel, at: usize) -> Result<Tokens, ApiError> {
-        let tokens = match &self.inputs[at] {
+        let tokens = match &self.inputs.list[at] {
             Input::Text(input) if self.prompt.is_empty() => text.tokenizer.encode(input, None, self.cut),
             Input::Text(input) => text.tokenizer.encode(&[&*self.prompt, input].concat(), None, self.cut),
             Input::Ids(ids) => text.tokenizer.take(ids.clone(), self.cut),
+            Input::Pair(one, other) => text.tokenizer.encode(one, Some(other), self.cut),
         };
         tokens.map_err(|fault| {
-            let message = format!("{} {fault}", name(self.field, self.many, at));
+            let message = format!("{} {fault}", self.inputs.name(self.field, at));
             match fault {
                 Fault::Failed(_) => ApiError::Tokenizer(message),
                 _ => ApiError::Field { field: self.field, message },
@@ -210,9 +244,49 @@ impl Asked {
     }
 }
 
-/// What an error calls one of the texts of a field.
-fn name(field: &str, many: bool, at: usize) -> String {
-    if many { format!("{field}[{at}]") } else { field.to_owned() }
+impl Ability {
+    /// The model with what it does with texts, if it can do this.
+    fn of(self, model: Arc<ModelSpec>) -> Result<(Arc<ModelSpec>, Arc<TextModel>), ApiError> {
+        let lack = |lack| ApiError::Unable { model: model.name.clone(), lack };
+        let Some(text) = model.text.clone() else {
+            return Err(lack("takes no texts: it needs a tokenizer.json beside it, and the log says what else"));
+        };
+        if (self.has)(&text) { Ok((model, text)) } else { Err(lack(self.lack)) }
+    }
+}
+
+/// The model that a path names; else that of `text.model`; else the only one that can do what is asked.
+fn meant(state: &AppState, named: tei::Named, ability: Ability) -> Result<(Arc<ModelSpec>, Arc<TextModel>), ApiError> {
+    let named = named.map_err(|_| ApiError::RouteNotFound)?.map(|Path(name)| name);
+    if let Some(name) = named.or_else(|| state.texts.model.clone()) {
+        return ability.of(ModelPath { model: name, version: None }.ready(state)?);
+    }
+    let table = state.models.load();
+    let mut able: Vec<&Arc<ModelSpec>> = Vec::new();
+    // The newest version of a name is its last.
+    for model in table.ready().filter(|model| model.text.as_deref().is_some_and(ability.has)) {
+        able.retain(|other| other.name != model.name);
+        able.push(model);
+    }
+    match able.as_slice() {
+        [only] => ability.of(Arc::clone(only)),
+        [] => Err(ApiError::NoTextModel("no model here can do this; GET /v2/models lists the models".to_owned())),
+        several => {
+            let names: Vec<&str> = several.iter().map(|model| model.name.as_str()).collect();
+            let first = names.first().copied().unwrap_or_default();
+            Err(ApiError::NoTextModel(format!(
+                "several models can do this ({}): name one in the path, as /tei/{first}/..., or by the key text.model",
+                names.join(", ")
+            )))
+        }
+    }
+}
+
+/// Whether a vector of so many elements can be had of one as long as `width`.
+fn check_width(text: &TextModel, wanted: Option<u64>, width: Option<usize>) -> Result<(), ApiError> {
+    let Some((wanted, width)) = wanted.zip(width) else { return Ok(()) };
+    let refuse = |message| ApiError::Field { field: "dimensions", message: format!("dimensions {message}") };
+    text.width(wanted, width).map(|_| ()).map_err(refuse)
 }
 
 /// Texts in pieces that a thread takes on at once.

@@ -138,6 +138,18 @@ impl TextModel {
         self.truncate.unwrap_or(otherwise)
     }
 
+    /// The lengths that texts are padded to, ascending; none: they run at their own.
+    #[must_use]
+    pub fn lengths(&self) -> &[usize] {
+        &self.lengths
+    }
+
+    /// The token that fills up.
+    #[must_use]
+    pub fn pad(&self) -> u32 {
+        self.pad
+    }
+
     /// What is put before a text. `name` is what a request says.
     ///
     /// # Errors

@@ -79,14 +79,26 @@ impl Folder {
     pub fn read(model: &Path) -> Result<Option<Self>, String> {
         let folders = folders(model);
         let find = |name: &str| folders.iter().map(|folder| folder.join(name)).find(|path| path.is_file());
-        let Some(tokenizer) = find(TOKENIZER) else { return Ok(None) };
+        find(TOKENIZER).map(|tokenizer| Self::with(tokenizer, find)).transpose()
+    }
+
+    /// The same of files that lie anywhere, each with the name that it is to have.
+    ///
+    /// # Errors
+    /// As for [`Folder::read`].
+    pub fn of(files: &[(PathBuf, PathBuf)]) -> Result<Self, String> {
+        let find = |name: &str| files.iter().find(|(_, to)| to == Path::new(name)).map(|(from, _)| from.clone());
+        Self::with(find(TOKENIZER).unwrap_or_default(), find)
+    }
+
+    fn with(tokenizer: PathBuf, find: impl Fn(&str) -> Option<PathBuf>) -> Result<Self, String> {
         let mut folder = Self { tokenizer, ..Self::default() };
         for name in FILES {
             let Some(path) = find(name) else { continue };
             let value = json(&path).map_err(|reason| format!("{}: {reason}", path.display()))?;
             folder.learn(name, &value);
         }
-        Ok(Some(folder))
+        Ok(folder)
     }
 
     /// Takes over what one file says.

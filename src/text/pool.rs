@@ -27,6 +27,7 @@ pub struct Pool {
     threads: Arc<Threads>,
     places: Arc<Semaphore>,
     count: NonZeroUsize,
+    requests: NonZeroUsize,
 }
 
 /// A runtime of which only the threads for blocking work are used: they are counted, named, and take work in its order. How
@@ -65,13 +66,19 @@ impl Pool {
     pub fn new(threads: NonZeroUsize, requests: NonZeroUsize) -> std::io::Result<Self> {
         let runtime = Builder::new_current_thread().max_blocking_threads(threads.get()).thread_name("text").build()?;
         let places = Arc::new(Semaphore::new(requests.get()));
-        Ok(Self { threads: Arc::new(Threads(Some(runtime))), places, count: threads })
+        Ok(Self { threads: Arc::new(Threads(Some(runtime))), places, count: threads, requests })
     }
 
     /// How many threads there are.
     #[must_use]
     pub fn threads(&self) -> usize {
         self.count.get()
+    }
+
+    /// How many requests may be with them at a time.
+    #[must_use]
+    pub fn requests(&self) -> usize {
+        self.requests.get()
     }
 
     /// A place for one request.

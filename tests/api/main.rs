@@ -15,4 +15,5 @@ mod properties;
 mod routes;
 mod socket;
 mod support;
+mod tei;
 mod text;

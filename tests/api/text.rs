@@ -17,17 +17,28 @@ use std::sync::Arc;
 
 const WORDS: &str = include_str!("../text/tokenizer.json");
 
-fn matrix(name: &str, datatype: DataType, second: Dim) -> TensorSpec {
+pub(crate) fn matrix(name: &str, datatype: DataType, second: Dim) -> TensorSpec {
     TensorSpec { name: name.to_owned(), datatype, shape: vec![Dim::Symbol("batch".to_owned()), second] }
 }
 
 /// A model of this name with texts; `settings` is its model.toml, `output` the name and the width of its one output.
 pub(crate) fn model(name: &str, settings: &str, output: (&str, usize), folder: &Folder) -> ModelSpec {
     let input = |name| matrix(name, DataType::Int64, Dim::Symbol("sequence".to_owned()));
-    let mut spec = echo(name, Vec::new());
-    spec.inputs = vec![input("input_ids"), input("attention_mask")];
-    spec.outputs = vec![matrix(output.0, DataType::Fp32, Dim::Fixed(output.1))];
-    spec.settings = Settings::from_toml(settings, "model.toml", &Settings::default_keys()).unwrap();
+    let inputs = vec![input("input_ids"), input("attention_mask")];
+    let outputs = vec![matrix(output.0, DataType::Fp32, Dim::Fixed(output.1))];
+    text_model(name, settings, inputs, outputs, folder)
+}
+
+/// The same with these inputs and outputs.
+pub(crate) fn text_model(
+    name: &str,
+    settings: &str,
+    inputs: Vec<TensorSpec>,
+    outputs: Vec<TensorSpec>,
+    folder: &Folder,
+) -> ModelSpec {
+    let settings = Settings::from_toml(settings, "model.toml", &Settings::default_keys()).unwrap();
+    let mut spec = ModelSpec { inputs, outputs, settings, ..echo(name, Vec::new()) };
     let ends = Ends { inputs: &spec.inputs, outputs: &spec.outputs, batch_axis: Some(0), settings: &spec.settings };
     let text = TextModel::derive(ends, folder, Tokenizer::from_bytes(WORDS.as_bytes()).unwrap()).unwrap();
     spec.text = Some(Arc::new(text));

@@ -19,7 +19,7 @@ class Readme(ServerTestCase):
     def setUpClass(cls):
         cls.MODELS = tempfile.mkdtemp()
         cls.addClassCleanup(shutil.rmtree, cls.MODELS)
-        for model in (DEMO_MODELS / "magika", TEST_MODELS / "affine"):
+        for model in (DEMO_MODELS / "magika", DEMO_MODELS / "minilm", TEST_MODELS / "affine"):
             (Path(cls.MODELS) / model.name).symlink_to(model.resolve())
         super().setUpClass()
 
@@ -37,6 +37,18 @@ class Readme(ServerTestCase):
         answer, best = self.shell(block).splitlines()
         self.assertTrue(answer.startswith('{"model_name":"magika","model_version":"1","outputs":['), answer)
         self.assertIn("'makefile'", best)
+
+    def test_similar_texts(self):
+        texts = (ROOT / "README.md").read_text()
+        [curl] = [block for block in BLOCKS if "/similarity" in block]
+        [client] = [block for block in BLOCKS if "OpenAI(" in block]
+        for block, shown in ((curl, r"\n```\n(\[0\.6888.*?\])\n```"), (client, r"\n```\n( 1\.000 .*?)\n```")):
+            [expected] = re.findall(shown, texts, re.DOTALL)
+            numbers = lambda text: [float(number) for number in re.findall(r"-?\d\.\d+(?:e-?\d+)?", text)]
+            printed = numbers(self.shell(block))
+            self.assertEqual(len(printed), len(numbers(expected)))
+            for got, wanted in zip(printed, numbers(expected)):
+                self.assertAlmostEqual(got, wanted, delta=1e-3)
 
     def test_the_administration(self):
         lines = [line for block in BLOCKS for line in block.splitlines()

@@ -1,12 +1,19 @@
-"""Texts in, vectors out: OpenAI's own client against the served minilm, compared with a plain reading of the formulas."""
+"""Texts in, vectors and scores out: OpenAI's own client and TEI's routes, compared with a plain reading of the formulas."""
 import asyncio
 import base64
 import itertools
 import json
+import os
+import shutil
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
 
 import numpy as np
+import onnx
 import openai
-from harness import DEMO_MODELS, PATIENCE, ServerTestCase, in_threads
+from harness import DEMO_MODELS, PATIENCE, ROOT, Server, ServerTestCase, binary, in_threads
 from reference_minilm import MiniLm
 from test_demo_models import SIMILARITIES, TEXTS, encode
 
@@ -144,3 +151,113 @@ class Guarded(ServerTestCase):
                     continue
                 with self.assertRaises(openai.AuthenticationError):
                     client.embeddings.create(model="minilm", input="a")
+
+
+def scorer(folder, labels, table):
+    """A model whose scores for a text are the sums of what `table` gives its tokens, [vocabulary, labels]."""
+    node = onnx.helper.make_node
+    tensor = onnx.helper.make_tensor_value_info
+    nodes = [node("Gather", ["table", "input_ids"], ["each"]), node("Cast", ["attention_mask"], ["seen"], to=onnx.TensorProto.FLOAT),
+             node("Unsqueeze", ["seen", "last"], ["column"]), node("Mul", ["each", "column"], ["counted"]),
+             node("ReduceSum", ["counted", "tokens"], ["logits"], keepdims=0)]
+    inputs = [tensor(name, onnx.TensorProto.INT64, ["batch", "sequence"]) for name in ("input_ids", "attention_mask")]
+    constants = [onnx.numpy_helper.from_array(np.array(table, "f4"), "table"),
+                 onnx.numpy_helper.from_array(np.array([2], "i8"), "last"), onnx.numpy_helper.from_array(np.array([1], "i8"), "tokens")]
+    outputs = [tensor("logits", onnx.TensorProto.FLOAT, ["batch", len(labels)])]
+    graph = onnx.helper.make_graph(nodes, "scorer", inputs, outputs, constants)
+    (folder / "1").mkdir(parents=True)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), folder / "1/model.onnx")
+    shutil.copy(ROOT / "tests/text/tokenizer.json", folder)
+    config = {"architectures": ["AnyForSequenceClassification"], "id2label": dict(enumerate(labels)), "max_position_embeddings": 64}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+class Tei(ServerTestCase):
+    """The routes of Text Embeddings Inference, by plain requests as their documentation shows them."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.MODELS = Path(tempfile.mkdtemp())
+        cls.addClassCleanup(shutil.rmtree, cls.MODELS)
+        (cls.MODELS / "minilm").symlink_to((DEMO_MODELS / "minilm").resolve())
+        # The words a, b, c, d and é of tests/text/tokenizer.json are the tokens 10 to 14.
+        table = np.zeros((15, 1))
+        table[10:15, 0] = [1, -2, 0.5, 3, 0]
+        scorer(cls.MODELS / "ranker", ["score"], table)
+        scorer(cls.MODELS / "classifier", ["no", "yes"], np.hstack([table, -table]))
+        super().setUpClass()
+        cls.expected = reference()
+
+    def ask(self, path, status=200, **body):
+        got, _, answer = self.server.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        self.assertEqual(got, status, answer)
+        return json.loads(answer)
+
+    def test_embed_and_similarity_are_those_of_the_formulas(self):
+        for path in ("/embed", "/tei/minilm/embed"):
+            self.assertLess(np.abs(np.array(self.ask(path, inputs=TEXTS)) - self.expected).max(), 1e-5)
+        for (one, other), similarity in SIMILARITIES.items():
+            answer = self.ask("/similarity", inputs={"source_sentence": TEXTS[one], "sentences": [TEXTS[other]]})
+            self.assertAlmostEqual(answer[0], similarity, places=4)
+
+    def test_embed_all_has_a_vector_for_each_token(self):
+        model = MiniLm()
+        for text, vectors in zip(TEXTS, self.ask("/embed_all", inputs=TEXTS)):
+            expected = model.tokens(*[array[0] for array in encode(text).values()])
+            self.assertEqual(np.shape(vectors), expected.shape)
+            self.assertLess(np.abs(vectors - expected).max(), 1e-4)
+
+    def test_tokens_are_those_of_the_tokenizer(self):
+        for text, tokens in zip(TEXTS, self.ask("/tei/minilm/tokenize", inputs=TEXTS)):
+            self.assertEqual([token["id"] for token in tokens], encode(text)["input_ids"][0].tolist())
+            words = [text[token["start"]:token["stop"]] for token in tokens if not token["special"]]
+            self.assertEqual(words, [token["text"] for token in tokens if not token["special"]])
+        self.assertEqual(self.ask("/tei/minilm/decode", ids=[101, 7592, 102]), ["hello"])
+
+    def test_rerank_and_predict_are_the_sums_of_the_table(self):
+        answer = self.ask("/rerank", query="a", texts=["b", "d", "c"], raw_scores=True, return_text=True)
+        self.assertEqual([(entry["index"], entry["score"], entry["text"]) for entry in answer],
+                         [(1, 4.0, "d"), (2, 1.5, "c"), (0, -1.0, "b")])
+        answer = self.ask("/rerank", query="a", texts=["b"])
+        self.assertAlmostEqual(answer[0]["score"], 1 / (1 + np.exp(1)), places=6)
+        answer = self.ask("/tei/classifier/predict", inputs=[["a"], ["b", "b"]], raw_scores=True)
+        self.assertEqual(answer, [[{"score": 1.0, "label": "no"}, {"score": -1.0, "label": "yes"}],
+                                  [{"score": 4.0, "label": "yes"}, {"score": -4.0, "label": "no"}]])
+
+    def test_long_texts_are_cut_and_failures_have_their_kind(self):
+        info = json.loads(self.server.request("GET", "/tei/minilm/info")[2])
+        long = "word " * (info["max_input_length"] + 50)
+        cut = "word " * (info["max_input_length"] - 2)
+        vectors = np.array(self.ask("/embed", inputs=[long, cut]))
+        self.assertLess(np.abs(vectors[0] - vectors[1]).max(), 1e-6)
+        refused = self.ask("/embed", 422, inputs=long, truncate=False)
+        self.assertEqual(refused["error_type"], "Validation")
+        self.assertIn(f"at most {info['max_input_length']}", refused["error"])
+        self.assertEqual(self.ask("/tei/minilm/rerank", 424, query="a", texts=["b"])["error_type"], "Backend")
+        self.assertEqual(info["model_type"], {"embedding": {"pooling": "none"}})
+
+
+class Add(unittest.TestCase):
+    def test_a_folder_of_the_hub_is_served_after_one_command(self):
+        with tempfile.TemporaryDirectory() as folder:
+            hub, repository = Path(folder, "hub/all-MiniLM"), Path(folder, "models")
+            (hub / "onnx").mkdir(parents=True)
+            repository.mkdir()
+            (hub / "onnx/model.onnx").symlink_to((DEMO_MODELS / "minilm/1/model.onnx").resolve())
+            for path in (DEMO_MODELS / "minilm").rglob("*.json"):
+                target = hub / path.relative_to(DEMO_MODELS / "minilm")
+                target.parent.mkdir(exist_ok=True)
+                shutil.copy(path, target)
+            runtime = next((ROOT / ".setup/onnxruntime").glob("libonnxruntime.so.*"), "")
+            command = [binary(), "add", str(hub), "--models", str(repository), "--name", "mini"]
+            done = subprocess.run(command, env={"CONCERTINA_ONNXRUNTIME": str(runtime)} | os.environ, capture_output=True,
+                                  text=True, timeout=PATIENCE)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("vectors from 'sentence_embedding', pooling none", done.stdout)
+            server = Server(repository)
+            try:
+                status, _, body = server.request("POST", "/embed", json.dumps({"inputs": TEXTS}))
+                self.assertEqual(status, 200, body)
+                self.assertLess(np.abs(np.array(json.loads(body)) - reference()).max(), 1e-5)
+            finally:
+                server.kill()

@@ -68,7 +68,7 @@ pub(super) fn all() -> Value {
             "properties": {"device": uint(), "limit": {"type": ["string", "integer"]}, "headroom": {"type": ["string", "integer"]}},
         },
     });
-    for more in [descriptions(), inference(), text::all()] {
+    for more in [descriptions(), inference(), text::openai(), text::tei()] {
         if let (Some(all), Value::Object(more)) = (schemas.as_object_mut(), more) {
             all.extend(more);
         }

@@ -37,6 +37,15 @@ impl Form {
     }
 }
 
+/// The schema of what a route refuses with.
+pub(in crate::http) fn schema(path: &str) -> &'static str {
+    match Form::of(path) {
+        Some(Form::OpenAi) => "OpenAiError",
+        Some(Form::Tei) => "TeiError",
+        None => "Error",
+    }
+}
+
 /// The middleware that brings errors into the form of their route. Whatever makes a response of an [`ApiError`] leaves it there.
 pub(in crate::http) async fn dress(request: Request, next: Next) -> Response {
     let form = Form::of(request.uri().path());

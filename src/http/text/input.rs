@@ -6,6 +6,7 @@ use serde_json::value::RawValue;
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::Arc;
 
 /// One text.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,6 +15,8 @@ pub(super) enum Input {
     Text(String),
     /// As tokens that the client has made.
     Ids(Vec<u32>),
+    /// Two that a model reads together; a query is the same for many.
+    Pair(Arc<str>, String),
 }
 
 impl Input {
@@ -21,6 +24,7 @@ impl Input {
         match self {
             Self::Text(text) => text.len(),
             Self::Ids(ids) => size_of_val(ids.as_slice()),
+            Self::Pair(one, other) => one.len() + other.len(),
         }
     }
 }
@@ -31,6 +35,25 @@ pub(super) struct Inputs {
     pub(super) list: Vec<Input>,
     /// Whether it is a list of texts.
     pub(super) many: bool,
+}
+
+impl Inputs {
+    /// A list of texts.
+    pub(super) fn texts(texts: Vec<String>) -> Self {
+        Self { list: texts.into_iter().map(Input::Text).collect(), many: true }
+    }
+
+    /// A text with each of several others.
+    pub(super) fn pairs(one: &str, others: Vec<String>) -> Self {
+        let one: Arc<str> = one.into();
+        let pair = |other| Input::Pair(Arc::clone(&one), other);
+        Self { list: others.into_iter().map(pair).collect(), many: true }
+    }
+
+    /// What an error calls one of the texts of a field.
+    pub(super) fn name(&self, field: &str, at: usize) -> String {
+        if self.many { format!("{field}[{at}]") } else { field.to_owned() }
+    }
 }
 
 const EXPECTED: &str = "a text, a list of texts, a list of token ids, or a list of such lists";
@@ -71,6 +94,63 @@ impl<'de> Deserialize<'de> for Inputs {
             }
         }
         deserializer.deserialize_any(Any)
+    }
+}
+
+/// What is to be classified: a text, a pair of texts, or a list of lists of one or two. A flat list of two is one pair.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Pairs(pub(super) Inputs);
+
+impl<'de> Deserialize<'de> for Pairs {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        const EXPECTED: &str = "a text, a pair of texts, or a list of lists of one or two texts";
+        let wrong = || D::Error::custom(format!("expected {EXPECTED}"));
+        let one = |texts: Vec<String>| {
+            let mut texts = texts.into_iter();
+            match (texts.next(), texts.next(), texts.next()) {
+                (Some(text), None, _) => Some(Input::Text(text)),
+                (Some(one), Some(other), None) => Some(Input::Pair(one.into(), other)),
+                _ => None,
+            }
+        };
+        let list = match Texts::deserialize(deserializer)? {
+            Texts::One(text) => return Ok(Self(Inputs { list: vec![Input::Text(text)], many: false })),
+            Texts::Some(list) => list,
+        };
+        let flat: Option<Vec<String>> = list.iter().map(|inner| inner.alone().map(str::to_owned)).collect();
+        if let Some(texts) = flat.filter(|texts| !texts.is_empty()) {
+            return Ok(Self(Inputs { list: vec![one(texts).ok_or_else(wrong)?], many: false }));
+        }
+        let inner = |texts| match texts {
+            Texts::One(_) => None,
+            Texts::Some(texts) => one(texts.into_iter().map(Texts::into_alone).collect::<Option<_>>()?),
+        };
+        let list = list.into_iter().map(inner).collect::<Option<Vec<_>>>().ok_or_else(wrong)?;
+        Ok(Self(Inputs { list, many: true }))
+    }
+}
+
+/// A text, or texts and lists of texts.
+#[derive(serde::Deserialize)]
+#[serde(untagged, expecting = "expected a text, a pair of texts, or a list of lists of one or two texts")]
+enum Texts {
+    One(String),
+    Some(Vec<Self>),
+}
+
+impl Texts {
+    fn alone(&self) -> Option<&str> {
+        match self {
+            Self::One(text) => Some(text),
+            Self::Some(_) => None,
+        }
+    }
+
+    fn into_alone(self) -> Option<String> {
+        match self {
+            Self::One(text) => Some(text),
+            Self::Some(_) => None,
+        }
     }
 }
 
@@ -143,6 +223,17 @@ impl<'a> Fields<'a> {
         serde_json::from_str(raw.get()).map(Some).map_err(wrong)
     }
 
+    /// The fields of an object in a field; `None` if it is missing, or null.
+    pub(super) fn within<T>(
+        &self,
+        field: &'static str,
+        read: impl FnOnce(&Fields<'_>) -> Result<T, ApiError>,
+    ) -> Result<Option<T>, ApiError> {
+        let Some(raw) = self.0.get(field).filter(|raw| raw.get() != "null") else { return Ok(None) };
+        let wrong = |_| ApiError::Field { field, message: format!("{field} must be a JSON object") };
+        read(&Fields(serde_json::from_str(raw.get()).map_err(wrong)?)).map(Some)
+    }
+
     /// A field that must be there.
     pub(super) fn required<T: DeserializeOwned>(&self, field: &'static str) -> Result<T, ApiError> {
         let missing = || ApiError::Field { field, message: format!("{field} is missing; the body must have it") };
@@ -168,6 +259,29 @@ mod tests {
         ] {
             let read: Inputs = serde_json::from_str(json).expect(json);
             assert_eq!(read, Inputs { list, many }, "{json}");
+        }
+    }
+
+    #[test]
+    fn a_flat_list_of_two_is_one_pair() {
+        let text = |text: &str| Input::Text(text.to_owned());
+        let pair = |one: &str, other: &str| Input::Pair(one.into(), other.to_owned());
+        for (json, list, many) in [
+            (r#""a""#, vec![text("a")], false),
+            (r#"["a"]"#, vec![text("a")], false),
+            (r#"["a", "b"]"#, vec![pair("a", "b")], false),
+            (r#"[["a"]]"#, vec![text("a")], true),
+            (r#"[["a"], ["b", "c"]]"#, vec![text("a"), pair("b", "c")], true),
+            ("[]", vec![], true),
+        ] {
+            let Pairs(read) = serde_json::from_str(json).expect(json);
+            assert_eq!(read, Inputs { list, many }, "{json}");
+        }
+        for json in
+            [r#"["a", "b", "c"]"#, r#"["a", ["b"]]"#, r#"[["a", "b", "c"]]"#, "[[]]", "[1]", "5", r#"[[["a"]]]"#]
+        {
+            let error = serde_json::from_str::<Pairs>(json).expect_err(json).to_string();
+            assert!(error.contains("a pair of texts"), "{json}: {error}");
         }
     }
 
