@@ -35,6 +35,8 @@
 //! - The same inputs at the same instants give the same actions: the scheduler has no clock, no I/O and no randomness.
 //! - Every request that enters the scheduler leaves exactly once: answered, rejected or cancelled.
 //! - Bytes reserved equal the sum over batches in flight, and no dispatch brings them above the budget.
+//! - Every byte of a device that a session allocates is in that device's ledger. Of a GPU's batches, what lies on the host
+//!   (pinned staging for two batches of each instance, answers until they are written) is in no ledger.
 //! - Only the worker's thread touches its session.
 //! - No queue, channel, batch, body or wait is without a limit that config/concertina.toml or a constant names.
 //! - There are no locks in `scheduler`, `batcher` and `http`.
@@ -47,13 +49,14 @@
 //! - `src/runtime/allocator.rs`: the allocator that ONNX Runtime gets, and the exception that a denial is.
 //! - `src/runtime/bound.rs`: tensors in the memory of a device, and which node runs where.
 //! - `src/runtime/cuda.rs`: handing a stream of ours to ONNX Runtime.
+//! - `src/runtime/lanes.rs`, `src/runtime/weights.rs`: asking a GPU to copy from and to memory that must stay until it has.
 //! - `src/runtime/library.rs`: setting an environment variable before any thread exists.
 //! - `src/runtime/strings.rs`: string tensors of any bytes, through ONNX Runtime's C interface.
 //!
 //! In programs that are not part of the server:
 //! - `load-tests/fuzz.rs`: an allocator that counts.
 //! - `load-tests/neighbour.rs`: taking a GPU's memory as a neighbour does.
-//! - `tests/device.rs`: losing a GPU on purpose.
+//! - `tests/device.rs`: copying to a GPU, and losing one on purpose.
 
 pub mod admin;
 pub mod batcher;

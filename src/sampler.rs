@@ -1,5 +1,9 @@
 //! The memory sampler: looks at the device, gives back what is idle or not ours any more, and tells the scheduler.
 
+mod sensors;
+
+pub use sensors::{SENSOR_PERIOD, Sensor, sensors, watch};
+
 use crate::batcher::Control;
 use crate::clock::Clock;
 use crate::memory::{Device, Sample};

@@ -17,7 +17,7 @@ use crate::repository::load::{Ids, Loader};
 use crate::repository::manager::Manager;
 use crate::repository::store::Store;
 use crate::runtime::{Runtime, self_test};
-use crate::sampler::{Listeners, sample};
+use crate::sampler::{Listeners, sample, sensors, watch};
 use crate::text::Pool;
 use arc_swap::ArcSwap;
 use drain::{Parts, drain};
@@ -69,6 +69,8 @@ async fn serve_until_signal(
     let (tell, lost) = oneshot::channel();
     let tell = Listeners { control: ends.control.clone(), metrics: Arc::clone(&metrics), lost: Some(tell) };
     let sampling = tokio::spawn(sample(devices.all(), clock, Arc::clone(&ends.trim), tell));
+    // Nobody waits for it: it goes with the runtime.
+    tokio::spawn(watch(sensors(&devices.all()), Arc::clone(&metrics)));
     let memory = admin::Memory { devices: devices.all(), clock, look: Arc::clone(&ends.trim) };
     let ids = Arc::new(Ids::default());
     let store = store(&config);

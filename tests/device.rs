@@ -4,7 +4,7 @@
 //! ONNX Runtime must have its CUDA provider: `CONCERTINA_ONNXRUNTIME` names it. The tests share one process, as the library
 //! does; the one that loses the device does so in a process of its own.
 //!
-//! `unsafe`: launching a kernel that writes where nothing is.
+//! `unsafe`: copies to and from a GPU, and launching a kernel that writes where nothing is.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 #![allow(unsafe_code, reason = "see above")]
 #![allow(clippy::disallowed_methods, reason = "a process that has lost its device ends where it is")]
@@ -82,8 +82,11 @@ fn memory_is_committed_used_and_given_back() {
     let mut out = Pinned::new(gpu, bytes).unwrap();
     let mut data = Pinned::new(gpu, bytes).unwrap();
     data.as_mut_slice().iter_mut().enumerate().for_each(|(at, byte)| *byte = (at / 4097) as u8);
-    stream.copy_in(&data, bytes, &block).unwrap();
-    stream.copy_out(block.pointer().addr().get(), &mut out, 0..bytes).unwrap();
+    // SAFETY: all three live until the stream has been waited for, and nobody touches them before.
+    unsafe {
+        stream.copy_in(&data, bytes, &block).unwrap();
+        stream.copy_out(block.pointer().addr().get(), &mut out, 0..bytes).unwrap();
+    }
     stream.synchronize().unwrap();
     assert!(data.as_slice() == out.as_slice(), "the bytes come back");
     let before = gpu.free_and_total().unwrap().0;
@@ -138,8 +141,25 @@ fn memory_calls_are_counted() {
     let begin = clock.now();
     (0..100).for_each(|_| assert!(backing.free_bytes().0 > 0));
     println!("NUMBER free bytes: {:?}", clock.now().since(begin) / 100);
-    let nvml = Nvml::open(&gpu.pci_bus_id()).and_then(|nvml| nvml.utilization());
-    println!("NUMBER nvml: {nvml:?} on {} with {}", gpu.name(), Gpu::driver_version());
+    println!("NUMBER driver: {} with {}", gpu.name(), Gpu::driver_version());
+}
+
+/// What NVML says agrees with the driver, where it says something.
+#[test]
+fn sensors_speak_of_this_gpu() {
+    let Some(gpu) = gpu() else { return };
+    let Some(nvml) = Nvml::open(&gpu.pci_bus_id()) else {
+        return skipped(&"NVML (libnvidia-ml.so.1) is not installed");
+    };
+    let (state, clock) = (nvml.state(), Clock::start());
+    let begin = clock.now();
+    (0..10).for_each(|_| assert_eq!(nvml.state().total_bytes, state.total_bytes));
+    println!("NUMBER nvml: {:?} {state:?}, {:?} a look", nvml.uuid(), clock.now().since(begin) / 10);
+    assert!(nvml.uuid().is_some_and(|uuid| uuid.starts_with("GPU-") || uuid.starts_with("MIG-")));
+    let (_, total) = gpu.free_and_total().unwrap();
+    assert!(state.total_bytes.is_some_and(|bytes| bytes.abs_diff(total) < total / 10), "{state:?} {total}");
+    assert!(state.busy_percent.is_none_or(|percent| percent <= 100), "{state:?}");
+    assert!(state.celsius.is_none_or(|celsius| (5..120).contains(&celsius)), "{state:?}");
 }
 
 struct Loaded {

@@ -61,6 +61,8 @@ struct Inner {
     lost: OnceLock<String>,
     /// Who gives up memory that no trim can take.
     shedders: Mutex<Vec<Shedder>>,
+    /// Whether there is anybody: asked without waiting for whoever is giving up memory just now.
+    has_shedders: AtomicBool,
 }
 
 /// Gives up memory that no trim can take, if it can be done now; whether anything was given up, or `None` if its owner has
@@ -90,6 +92,7 @@ impl Device {
             gpu,
             lost: OnceLock::new(),
             shedders: Mutex::default(),
+            has_shedders: AtomicBool::new(false),
         };
         Self { inner: Arc::new(inner) }
     }
@@ -120,23 +123,32 @@ impl Device {
     /// Asks `shedder` when memory is short. It is called without locks of the ledger, from any thread.
     pub fn on_shortage(&self, shedder: Shedder) {
         self.shedders().push(shedder);
+        self.inner.has_shedders.store(true, Ordering::Release);
     }
 
     /// Has everybody give up what no trim can take; whether anything was given up.
     pub fn shed(&self) -> bool {
         let mut given_up = false;
-        self.shedders().retain(|shedder| match shedder() {
+        let mut shedders = self.shedders();
+        shedders.retain(|shedder| match shedder() {
             None => false,
             Some(some) => {
                 given_up |= some;
                 true
             }
         });
+        self.inner.has_shedders.store(!shedders.is_empty(), Ordering::Release);
         given_up
     }
 
     fn shedders(&self) -> MutexGuard<'_, Vec<Shedder>> {
         self.inner.shedders.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Addresses for an arena that may come to hold the whole device, as any may: they cost nothing.
+    #[must_use]
+    pub fn address_space(&self) -> usize {
+        usize::try_from(self.ledger().backing().total_bytes().0).unwrap_or(usize::MAX >> 8)
     }
 
     /// Makes an arena; it holds nothing yet.
@@ -174,11 +186,12 @@ impl Device {
         self.inner.trim_wanted.store(true, Ordering::SeqCst);
         let (bytes, look_again) = ledger.trim(now);
         self.inner.trim_wanted.store(look_again, Ordering::SeqCst);
-        let short = ledger.is_short(now);
+        // A question to the device, and a look at every arena: not where nobody could give anything up.
+        let short = self.inner.has_shedders.load(Ordering::Acquire) && ledger.is_short(now);
         drop(ledger);
         if short && self.shed() {
-            // What was given up is idle now, and no longer worth keeping.
-            let more = self.ledger().trim(now + policy::QUIET).0;
+            // What is wanted of it goes now; the rest is idle, and goes as everything that is.
+            let more = self.ledger().trim(now).0;
             return ByteSize(bytes + more);
         }
         ByteSize(bytes)

@@ -20,6 +20,8 @@ pub struct DeviceReading {
     pub memory_total: Option<ByteSize>,
     /// What of it anybody uses.
     pub memory_used: Option<ByteSize>,
+    /// What of it other processes use.
+    pub memory_others: Option<ByteSize>,
     /// Its temperature.
     pub celsius: Option<f64>,
     /// What it draws.
@@ -33,8 +35,11 @@ pub struct DeviceReading {
 /// Our names and Triton's: the family's name, what it says, its label, and where the value is.
 type Family = (&'static str, &'static str, &'static str, fn(&DeviceReading) -> Option<f64>);
 
-const FAMILIES: [Family; 9] = [
+const FAMILIES: [Family; 10] = [
     ("concertina_device_utilization_ratio", "Time with anything running.", "device", |r| r.utilization),
+    ("concertina_device_neighbours_bytes", "What other processes hold, where that is known.", "device", |r| {
+        r.memory_others.map(|bytes| bytes.0 as f64)
+    }),
     ("concertina_device_temperature_celsius", "Temperature.", "device", |r| r.celsius),
     ("concertina_device_power_watts", "Power drawn.", "device", |r| r.watts),
     ("nv_gpu_utilization", "Time with anything running, 0 to 1.", "gpu_uuid", |r| r.utilization),
@@ -50,7 +55,7 @@ const FAMILIES: [Family; 9] = [
 pub(super) struct Readings {
     latest: ArcSwap<Vec<DeviceReading>>,
     /// Empty: they only say what there is.
-    shape: [GaugeVec; 9],
+    shape: [GaugeVec; FAMILIES.len()],
 }
 
 impl Readings {
@@ -63,7 +68,7 @@ impl Readings {
     }
 }
 
-fn families() -> [GaugeVec; 9] {
+fn families() -> [GaugeVec; FAMILIES.len()] {
     FAMILIES.map(|(name, help, label, _)| {
         GaugeVec::new(Opts::new(name, help), &[label]).expect("names and labels are constants")
     })

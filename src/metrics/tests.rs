@@ -83,6 +83,7 @@ fn sensors_are_exposed_under_both_names() {
         device: DeviceId(1),
         uuid: "GPU-1".to_owned(),
         utilization: Some(0.5),
+        memory_others: Some(ByteSize(7)),
         celsius: Some(61.0),
         memory_total: Some(ByteSize(1 << 30)),
         ..DeviceReading::default()
@@ -91,6 +92,7 @@ fn sensors_are_exposed_under_both_names() {
     let text = text(&metrics);
     assert_eq!(value(&text, r#"concertina_device_temperature_celsius{device="1"}"#), Some(61.0));
     assert_eq!(value(&text, r#"nv_gpu_utilization{gpu_uuid="GPU-1"}"#), Some(0.5));
+    assert_eq!(value(&text, r#"concertina_device_neighbours_bytes{device="1"}"#), Some(7.0));
     assert_eq!(value(&text, r#"nv_gpu_memory_total_bytes{gpu_uuid="GPU-1"}"#), Some(f64::from(1 << 30)));
     assert!(!text.contains("nv_gpu_power_usage{"), "it did not tell");
 }

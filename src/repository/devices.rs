@@ -7,9 +7,9 @@ use crate::model::Settings;
 use crate::model::settings::Place;
 use crate::repository::Candidate;
 use crate::runtime::{CudaOptions, Weights, cuda};
-use crate::units::DeviceId;
+use crate::units::{ByteSize, DeviceId};
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::SystemTime;
 
@@ -25,7 +25,14 @@ pub struct Devices {
 }
 
 /// The weights that are on a device, by file.
-type Uploaded = Arc<Mutex<HashMap<(PathBuf, DeviceId, u64, Option<SystemTime>), Weak<Weights>>>>;
+type Uploaded = Arc<Mutex<HashMap<Key, Weak<Weights>>>>;
+/// A file as it is now, on a device: one that was replaced has other weights.
+type Key = (PathBuf, DeviceId, u64, Option<SystemTime>);
+
+fn key(device: &Device, file: &Path) -> Result<Key, String> {
+    let now = std::fs::metadata(file).map_err(|error| error.to_string())?;
+    Ok((file.to_owned(), device.id(), now.len(), now.modified().ok()))
+}
 
 impl Devices {
     /// The host alone.
@@ -85,6 +92,14 @@ impl Devices {
         })
     }
 
+    /// Bytes of a model's weights that lie on a device already and that its next sessions will share.
+    #[must_use]
+    pub fn shared_weights(&self, device: &Device, file: &Path) -> ByteSize {
+        let uploaded = self.weights.lock().unwrap_or_else(PoisonError::into_inner);
+        let weights = key(device, file).ok().and_then(|key| uploaded.get(&key)?.upgrade());
+        ByteSize(weights.map_or(0, |weights| weights.bytes() as u64))
+    }
+
     /// How the sessions of a model use the provider of its device. On a GPU they share its weights, which are uploaded when
     /// the first of them asks, and go with the last.
     ///
@@ -96,9 +111,7 @@ impl Devices {
             return Ok(options);
         }
         options.tensorrt = self.tensorrt;
-        // A file that was replaced has other weights.
-        let file = std::fs::metadata(&candidate.file).map_err(|error| error.to_string())?;
-        let key = (candidate.file.clone(), device.id(), file.len(), file.modified().ok());
+        let key = key(device, &candidate.file)?;
         let mut uploaded = self.weights.lock().unwrap_or_else(PoisonError::into_inner);
         let known = uploaded.get(&key).and_then(Weak::upgrade);
         let weights = match known {
@@ -149,7 +162,6 @@ fn gpu(config: &Config, ordinal: u32) -> Result<(Place, Device), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::units::ByteSize;
 
     fn host() -> Device {
         let (limit, headroom) = (ByteSize::MAX, ByteSize::ZERO);

@@ -56,7 +56,8 @@ impl Loader {
     /// # Errors
     /// Why it cannot be served, in words for the operator.
     pub fn load(&self, candidate: &Candidate) -> Result<ModelLoad, String> {
-        super::room::check(&candidate.file, self.devices.of(&candidate.settings)?)?;
+        let device = self.devices.of(&candidate.settings)?;
+        super::room::check(&candidate.file, device, self.devices.shared_weights(device, &candidate.file))?;
         self.finish(candidate, self.recall(candidate)?)
     }
 

@@ -5,17 +5,19 @@ use crate::units::ByteSize;
 use std::fs;
 use std::path::Path;
 
-/// Refuses a model whose files alone are larger than what its device could give.
+/// Refuses a model whose files alone are larger than what its device could give. So many bytes of `shared` weights lie there
+/// already, and are not needed twice.
 ///
 /// # Errors
 /// The numbers.
-pub(super) fn check(file: &Path, device: &Device) -> Result<(), String> {
-    let (needed, room) = (weights(file), room(&device.stats()));
+pub(super) fn check(file: &Path, device: &Device, shared: ByteSize) -> Result<(), String> {
+    let (weights, room) = (weights(file), room(&device.stats()));
+    let needed = weights.saturating_sub(shared);
     if needed <= room {
         return Ok(());
     }
     Err(format!(
-        "its weights are {needed} on disk, and the device has room for {room} now: unload another model, or give it more \
+        "its weights are {weights} on disk, {shared} of them on the device already, and the device has room for {room} now: unload another model, or give it more \
          memory"
     ))
 }
@@ -65,10 +67,12 @@ mod tests {
         let device = Device::new(Box::new(Host::new()), options);
         data.set_len(24).unwrap();
         assert_eq!(weights(&file), ByteSize(1024));
-        assert_eq!(check(&file, &device), Ok(()));
+        assert_eq!(check(&file, &device, ByteSize::ZERO), Ok(()));
         // A hole: it takes no room on the disk.
         data.set_len(1 << 42).unwrap();
-        let refused = check(&file, &device).unwrap_err();
+        let refused = check(&file, &device, ByteSize(1000)).unwrap_err();
         assert!(refused.contains("4.0 TiB on disk") && refused.contains("has room for"), "{refused}");
+        // Another session of a model that is there already needs next to nothing.
+        assert_eq!(check(&file, &device, ByteSize(1 << 42)), Ok(()));
     }
 }

@@ -9,6 +9,7 @@
 #![allow(unsafe_code)]
 
 use super::library::Runtime;
+use crate::memory::cuda::Gpu;
 use crate::memory::{Arena, ArenaKind, ArenaOptions, Denied, Device, MemoryError, RunStats};
 use crate::units::{ByteSize, Instant};
 use ort::AsPointer;
@@ -47,8 +48,7 @@ impl Arenas {
     /// # Errors
     /// If the device has no addresses left.
     pub fn new(device: &Device, label: &str, priority: u32) -> Result<Self, MemoryError> {
-        // Addresses cost nothing: none of the three can ever need more than the whole device.
-        let address_space = usize::try_from(device.stats().total.0).unwrap_or(usize::MAX >> 8);
+        let address_space = device.address_space();
         let arena =
             |kind, name| device.arena(ArenaOptions { label: format!("{label}/{name}"), kind, priority, address_space });
         Ok(Self {
@@ -92,7 +92,7 @@ impl SessionAllocator {
     /// If the C++ runtime has no way to throw.
     pub(super) fn new(arenas: Arenas) -> Result<Self, String> {
         find_thrower()?;
-        let info = memory_info(arenas.run.device())?;
+        let info = memory_info(arenas.run.device().gpu())?;
         // SAFETY: plain data whose optional functions are absent; the ones that ONNX Runtime needs are set below.
         let mut base = unsafe { OrtAllocator::default() };
         // SAFETY: the signatures differ only in their licence to unwind, which the caller, being C++, can take: ONNX
@@ -167,13 +167,12 @@ impl SessionAllocator {
     }
 }
 
-/// ONNX Runtime's name for the memory of a device.
+/// ONNX Runtime's name for the memory of a GPU, or of the host.
 ///
 /// # Errors
 /// ONNX Runtime's text.
-pub(super) fn memory_info(device: &Device) -> Result<MemoryInfo<'static>, String> {
-    let (kind, ordinal) =
-        device.gpu().map_or((AllocationDevice::CPU, 0), |gpu| (AllocationDevice::CUDA, gpu.ordinal()));
+pub(super) fn memory_info(gpu: Option<Gpu>) -> Result<MemoryInfo<'static>, String> {
+    let (kind, ordinal) = gpu.map_or((AllocationDevice::CPU, 0), |gpu| (AllocationDevice::CUDA, gpu.ordinal()));
     MemoryInfo::new(kind, ordinal, AllocatorType::Device, MemoryType::Default)
         .map_err(|error| error.message().to_owned())
 }

@@ -15,9 +15,6 @@ use std::ptr::NonNull;
 /// A value of ONNX Runtime over memory that it does not own.
 pub(super) struct DeviceTensor(NonNull<OrtValue>);
 
-// SAFETY: a value is plain data behind a pointer; this is its one owner.
-unsafe impl Send for DeviceTensor {}
-
 impl Drop for DeviceTensor {
     fn drop(&mut self) {
         // SAFETY: a value that `over` made and nobody else releases; a binding has its own reference.

@@ -55,7 +55,7 @@ impl Recipe {
         cuda: CudaOptions,
         (device, label, priority): (&Device, &str, u32),
     ) -> Result<Self, String> {
-        let address_space = usize::try_from(device.stats().total.0).unwrap_or(usize::MAX >> 8);
+        let address_space = device.address_space();
         let arena = |name: &str| {
             let (label, kind) = (format!("{label}/{name}"), ArenaKind::Buffers);
             let made = device.arena(ArenaOptions { label, kind, priority, address_space });
@@ -132,7 +132,7 @@ pub(super) fn record(
         .map_err(|reason| short(&allocator, denials, reason))?;
     let text = |error: ort::Error| error.message().to_owned();
     let mut binding = session.create_binding().map_err(text)?;
-    let info = super::allocator::memory_info(recipe.kept.device())?;
+    let info = super::allocator::memory_info(recipe.kept.device().gpu())?;
     let recorded = bind(&mut binding, spec, example, (&recipe.kept, &info))?;
     let (weights, stream) = (recipe.cuda.weights.clone(), Arc::clone(stream));
     // Whole from here on: a failure drops its parts in their order.

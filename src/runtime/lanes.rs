@@ -1,20 +1,26 @@
 //! Batches in and out of a GPU: pinned memory that rows are gathered into, device buffers that they are copied to, and the
 //! same way back for outputs. Two slots take turns, so that one batch is gathered and copied while another one computes.
+//!
+//! `unsafe`: the copies. What they read and write belongs to a slot, or to a recording that counts as playing; a slot is
+//! used again two batches later, and the batch in between is settled by then, which means that its last event has happened.
+#![allow(unsafe_code)]
 
 use super::RunError;
+use super::allocator::memory_info;
 use super::batch::Batch;
 use super::bound::{self, DeviceTensor, Place};
 use super::element::{OutputBytes, output_bytes};
 use super::graphs::Launch;
 use super::inputs::{Target, gather_input, text_value};
 use super::outputs::{Produced, Wanted, check_rows};
+use super::session::out_of_memory;
 use crate::memory::cuda::{CudaError, Event, Gpu, Pinned, Stream};
-use crate::memory::{Arena, Block, Denied};
+use crate::memory::{Arena, Block};
 use crate::model::{Graph, ModelSpec};
 use crate::tensor::{DataType, Shape};
 use crate::units::Rows;
 use bytes::Bytes;
-use ort::memory::{AllocationDevice, AllocatorType, MemoryInfo, MemoryType};
+use ort::memory::MemoryInfo;
 use ort::session::{IoBinding, NoSelectedOutputs, RunOptions};
 use std::ffi::CString;
 use std::sync::Arc;
@@ -110,7 +116,6 @@ impl Lanes {
         let mut options = RunOptions::new().map_err(text)?;
         // We wait for an event of our own, and have the next batch gathered meanwhile.
         options.disable_device_sync().map_err(text)?;
-        let info = |kind, ordinal| MemoryInfo::new(kind, ordinal, AllocatorType::Device, MemoryType::Default);
         Ok(Self {
             binding: session.create_binding().map_err(text)?,
             options,
@@ -118,8 +123,8 @@ impl Lanes {
             turns: Turns::default(),
             last: None,
             names: graph.inputs.iter().map(|input| bound::c_name(&input.name)).collect(),
-            device: info(AllocationDevice::CUDA, gpu.ordinal()).map_err(text)?,
-            host: info(AllocationDevice::CPU, 0).map_err(text)?,
+            device: memory_info(Some(gpu))?,
+            host: memory_info(None)?,
             copies: Stream::new(gpu).map_err(|error| error.to_string())?,
             compute,
         })
@@ -175,11 +180,13 @@ impl Lanes {
             let Some(arena) = arena else { continue };
             if lane.device.as_ref().is_none_or(|block| block.len() < len) {
                 lane.device = None;
-                let denied = |denied: Denied| RunError::OutOfMemory { message: denied.to_string() };
-                lane.device = Some(arena.block(len).map_err(denied)?);
+                lane.device = Some(arena.block(len).map_err(|denied| out_of_memory(&denied))?);
             }
             if let (Some(pinned), Some(block)) = (&lane.staging.pinned, &lane.device) {
-                self.copies.copy_in(pinned, len, block).map_err(|error| device_error(&error))?;
+                // SAFETY: both belong to a slot whose last batch is settled; they are written again when this one is, and freed
+                // after both streams have been waited for. The run that reads the block waits for the event behind the copy.
+                let copied = unsafe { self.copies.copy_in(pinned, len, block) };
+                copied.map_err(|error| device_error(&error))?;
             }
         }
         self.copies.record(&slot.arrived).map_err(|error| device_error(&error))?;
@@ -243,7 +250,10 @@ impl Lanes {
             check_rows(spec, output, &shape, rows)?;
             let bytes = shape.iter().product::<usize>() * element;
             let pinned = staging.resized(self.compute.gpu(), bytes).map_err(|error| device_error(&error))?;
-            self.compute.copy_out(address, pinned, 0..bytes).map_err(|error| device_error(&error))?;
+            // SAFETY: an output of the run in front of the copy in the same stream, as large as its shape; it is freed below, and
+            // what takes its place is used behind the copy. The pinned memory is read when the slot's last event has happened.
+            let copied = unsafe { self.compute.copy_out(address, pinned, 0..bytes) };
+            copied.map_err(|error| device_error(&error))?;
             shapes.push(shape.clone());
             found.push(Some(Output::Copied(shape)));
         }
@@ -278,8 +288,9 @@ impl Lanes {
         self.compute.record(&slot.begun).map_err(lost)?;
         for (lane, block) in slot.inputs.iter().zip(&recorded.inputs) {
             if let Some(pinned) = &lane.staging.pinned {
+                // SAFETY: the pinned memory as in `stage_in`; the block belongs to a recording that cannot go while it plays.
                 // In the stream of the run, behind the one before, which may still read the same place.
-                self.compute.copy_in(pinned, block.len(), block).map_err(lost)?;
+                unsafe { self.compute.copy_in(pinned, block.len(), block) }.map_err(lost)?;
             }
         }
         launch()?;
@@ -289,7 +300,9 @@ impl Lanes {
         {
             if is_wanted {
                 let pinned = staging.resized(self.compute.gpu(), block.len()).map_err(lost)?;
-                self.compute.copy_out(block.pointer().addr().get(), pinned, 0..block.len()).map_err(lost)?;
+                // SAFETY: as for the input, behind the run that writes the block.
+                let copied = unsafe { self.compute.copy_out(block.pointer().addr().get(), pinned, 0..block.len()) };
+                copied.map_err(lost)?;
             }
             found.push(is_wanted.then(|| Output::Copied(shape.clone())));
         }

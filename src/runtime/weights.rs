@@ -2,6 +2,9 @@
 //! and handed to each session in place of its own.
 //!
 //! ONNX's files are protocol buffers. Of the hundred or so kinds of fields seven are needed here, so they are read by hand.
+//!
+//! `unsafe`: the copies to the device.
+#![allow(unsafe_code)]
 
 use super::bound::{DeviceTensor, Place};
 use super::{allocator, lanes};
@@ -42,12 +45,12 @@ impl Weights {
         let gpu = device.gpu().ok_or_else(|| "weights are shared on GPUs only".to_owned())?;
         let text = |error: crate::memory::cuda::CudaError| error.to_string();
         let model = fs::read(file).map_err(|error| error.to_string())?;
-        let (info, stream) = (allocator::memory_info(device)?, Stream::new(gpu).map_err(text)?);
+        let (info, stream) = (allocator::memory_info(Some(gpu))?, Stream::new(gpu).map_err(text)?);
         let options = ArenaOptions {
             label: format!("{label}/shared"),
             kind: ArenaKind::Weights,
             priority,
-            address_space: usize::try_from(device.stats().total.0).unwrap_or(usize::MAX >> 8),
+            address_space: device.address_space(),
         };
         let arena = device.arena(options).map_err(|error| error.to_string())?;
         let mut upload = Upload { pinned: Pinned::new(gpu, CHUNK).map_err(text)?, stream, arena, info };
@@ -89,8 +92,9 @@ impl Upload {
             let len = CHUNK.min(bytes - at);
             let chunk = &mut self.pinned.as_mut_slice()[..len];
             source.read_exact(chunk).map_err(|error| format!("{}: {error}", initializer.name))?;
-            let copied =
-                self.stream.copy_in_at((&self.pinned, len), (&block, at)).and_then(|()| self.stream.synchronize());
+            // SAFETY: a block that nobody else has seen, and pinned memory that is written again only after the wait.
+            let copied = unsafe { self.stream.copy_in_at((&self.pinned, len), (&block, at)) };
+            let copied = copied.and_then(|()| self.stream.synchronize());
             copied.map_err(|error| lanes::device_error(&error).to_string())?;
         }
         let place = Place { info: &self.info, address: block.pointer().addr().get(), bytes };

@@ -1,8 +1,8 @@
 //! One situation each.
 
 use std::ptr::NonNull;
-use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
 
 use concertina::memory::{Arena, ArenaKind, Denied, Device, NotOurs};
 use concertina::units::{ByteSize, Instant};
@@ -263,6 +263,38 @@ fn a_neighbour_gets_the_headroom_at_once_but_young_granules_are_not_thrashed() {
     );
     world.set_neighbour(0);
     run(&old, at(740), 60);
+}
+
+#[test]
+fn whoever_holds_what_no_trim_can_take_is_asked_when_that_is_wanted_and_not_before() {
+    let (world, device) = device();
+    let arena = arena(&device, ArenaKind::Buffers, 1);
+    let held = Arc::new(Mutex::new(Some(arena.block(30 * GRANULE).unwrap())));
+    let (asked, gone) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let (count, holds) = (Arc::clone(&asked), Arc::clone(&held));
+    device.on_shortage(Box::new(move || {
+        count.fetch_add(1, SeqCst);
+        Some(holds.lock().unwrap().take().is_some())
+    }));
+    let count = Arc::clone(&gone);
+    device.on_shortage(Box::new(move || {
+        count.fetch_add(1, SeqCst);
+        None
+    }));
+    world.set_neighbour(55);
+    device.trim(at(1000));
+    assert_eq!((asked.load(SeqCst), world.committed()), (0, granules(30).0), "15 are free, and 10 must be");
+    world.set_neighbour(65);
+    assert!(device.trim(at(1010)) >= granules(5));
+    assert_eq!((asked.load(SeqCst), gone.load(SeqCst)), (1, 1));
+    assert!(device.stats().free >= granules(10), "{:?}", device.stats());
+    device.trim(at(3000));
+    assert_eq!(world.committed(), 0, "the rest has been quiet");
+    // Nothing is left to be given: it is asked again, but not who has gone.
+    let _taken = arena.block(20 * GRANULE).unwrap();
+    world.set_neighbour(75);
+    device.trim(at(3010));
+    assert_eq!((asked.load(SeqCst), gone.load(SeqCst), world.committed()), (2, 1, granules(20).0));
 }
 
 #[test]

@@ -75,37 +75,58 @@ impl Stream {
 
     /// Copies the first bytes of pinned memory to the device, when its turn comes.
     ///
-    /// Neither may be touched or freed before an event behind the copy has happened: the lanes of a session, which own
-    /// both, see to it.
-    ///
     /// # Errors
     /// If the device is lost.
-    pub fn copy_in(&self, from: &Pinned, bytes: usize, to: &Block) -> Result<(), CudaError> {
-        self.copy_in_at((from, bytes), (to, 0))
+    ///
+    /// # Safety
+    /// The block lies on the GPU of this stream. From the call until the stream has been waited for, or an event behind the copy
+    /// has happened, both live, nobody writes to the pinned memory, and nothing else uses the bytes of the block except work that
+    /// is in order with the copy.
+    pub unsafe fn copy_in(&self, from: &Pinned, bytes: usize, to: &Block) -> Result<(), CudaError> {
+        // SAFETY: as the caller says.
+        unsafe { self.copy_in_at((from, bytes), (to, 0)) }
     }
 
     /// As [`Self::copy_in`], to an offset of the block.
     ///
     /// # Errors
     /// If the device is lost.
-    pub fn copy_in_at(&self, (from, bytes): (&Pinned, usize), (to, at): (&Block, usize)) -> Result<(), CudaError> {
+    ///
+    /// # Panics
+    /// If the copy does not lie inside of both.
+    ///
+    /// # Safety
+    /// As for [`Self::copy_in`].
+    pub unsafe fn copy_in_at(
+        &self,
+        (from, bytes): (&Pinned, usize),
+        (to, at): (&Block, usize),
+    ) -> Result<(), CudaError> {
         let inside = bytes <= from.len() && at.checked_add(bytes).is_some_and(|end| end <= to.len());
         assert!(inside, "the copy lies inside of both");
         let to = (to.pointer().addr().get() + at) as u64;
-        // SAFETY: both ranges are live and as long as is said.
+        // SAFETY: both ranges are as long as is said, and the caller keeps them as long as the copy needs them.
         check("cuMemcpyHtoDAsync", unsafe {
             sys::cuMemcpyHtoDAsync_v2(to, from.pointer.as_ptr().cast(), bytes, self.raw)
         })
     }
 
-    /// Copies from an address of the device into a range of pinned memory, when its turn comes. As [`Self::copy_in`].
+    /// Copies from an address of the device into a range of pinned memory, when its turn comes.
     ///
     /// # Errors
     /// If the device is lost.
-    pub fn copy_out(&self, from: usize, to: &mut Pinned, range: Range<usize>) -> Result<(), CudaError> {
+    ///
+    /// # Panics
+    /// If the range does not lie inside of the pinned memory.
+    ///
+    /// # Safety
+    /// From the address on as many bytes as the range has lie on the GPU of this stream, and stay there until the copy's turn has
+    /// come: what follows it in the stream may use them for other things. From the call until the stream has been waited for, or an
+    /// event behind the copy has happened, the pinned memory lives and nobody reads or writes it.
+    pub unsafe fn copy_out(&self, from: usize, to: &mut Pinned, range: Range<usize>) -> Result<(), CudaError> {
         let target = to.as_mut_slice()[range].as_mut();
         let (target, bytes) = (target.as_mut_ptr().cast::<c_void>(), target.len());
-        // SAFETY: the target is live and as long as is said; the caller names an output that the stream has in its queue.
+        // SAFETY: the target is as long as is said, and the caller keeps both as long as the copy needs them.
         check("cuMemcpyDtoHAsync", unsafe { sys::cuMemcpyDtoHAsync_v2(target, from as u64, bytes, self.raw) })
     }
 }
@@ -238,7 +259,7 @@ impl Pinned {
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
         // SAFETY: host memory of this length with one owner, initialised in `new`; the device writes to it only between a
-        // `copy_out` and the event behind it, in which time its lane gives no slice of it away.
+        // `copy_out` and what its caller waits for, who has promised that there is no slice of it in that time.
         unsafe { std::slice::from_raw_parts(self.pointer.as_ptr(), self.len) }
     }
 
