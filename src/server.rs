@@ -249,3 +249,6 @@ impl Signals {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
