@@ -197,6 +197,12 @@ impl Device {
         ByteSize(bytes)
     }
 
+    /// Gives back all that is idle, however young: somebody outside the arenas needs it more. Answers how many bytes.
+    pub fn give_back_idle(&self) -> ByteSize {
+        let now = self.observe(Instant::default());
+        ByteSize(self.ledger().trim(now + policy::QUIET).0)
+    }
+
     /// Changes the limit. What is idle above a lower one is given back now, the rest as runs end.
     pub fn set_limit(&self, limit: ByteSize) {
         self.ledger().limit = limit.0;

@@ -14,7 +14,7 @@ use crate::runtime::calibrate::{self, Calibration};
 use crate::runtime::worker::Recorded;
 use crate::runtime::{Arenas, Completion, Plan, Recipe, Runtime, Session, SessionOptions, Worker, WorkerHandle};
 use crate::scheduler::{self, ModelPlan, Observation};
-use crate::units::{ClassId, DeviceId, InstanceId, ModelId, Rows};
+use crate::units::{ByteSize, ClassId, DeviceId, InstanceId, ModelId, Rows};
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -57,7 +57,10 @@ impl Loader {
     /// Why it cannot be served, in words for the operator.
     pub fn load(&self, candidate: &Candidate) -> Result<ModelLoad, String> {
         let device = self.devices.of(&candidate.settings)?;
-        super::room::check(&candidate.file, device, self.devices.shared_weights(device, &candidate.file))?;
+        if device.gpu().is_some() {
+            // Once for all its sessions: they share the weights.
+            super::room::check(&candidate.file, device, self.devices.shared_weights(device, &candidate.file))?;
+        }
         self.finish(candidate, self.recall(candidate)?)
     }
 
@@ -68,6 +71,9 @@ impl Loader {
         let device = self.devices.of(&candidate.settings)?;
         if let Some(reason) = device.lost() {
             return Err(format!("its device is lost: {reason}"));
+        }
+        if device.gpu().is_none() {
+            super::room::check(&candidate.file, device, ByteSize::ZERO)?;
         }
         let arenas = Arenas::new(device, &label, candidate.settings.default_priority);
         let arenas = arenas.map_err(|error| error.to_string())?;

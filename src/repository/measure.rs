@@ -139,7 +139,9 @@ impl Loader {
     fn measure_other(&self, candidate: &Candidate, spec: &ModelSpec, layout: Layout) -> Option<Measured> {
         let sessions: Result<Vec<Session>, String> =
             (0..layout.instances).map(|_| self.session(candidate, layout)).collect();
-        let mut sessions = sessions.ok()?;
+        let mut sessions = sessions
+            .inspect_err(|reason| tracing::info!(model = candidate.name, ?layout, reason, "a layout is not tried"))
+            .ok()?;
         let calibration = self.calibrate(&mut sessions, spec).ok()?;
         Some(Measured { spec: spec.clone(), layout, sessions, calibration: Ok(calibration) })
     }

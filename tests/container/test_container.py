@@ -13,6 +13,7 @@ import threading
 import time
 import unittest
 import uuid
+from http.client import HTTPException
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,7 +26,7 @@ from tritonclient.utils import InferenceServerException  # noqa: E402
 
 IMAGE = os.environ.get("CONCERTINA_IMAGE", "concertina:0.1.0")
 # What the process itself and the weights of minilm need, and room for a few rows of 256 tokens.
-SQUEEZED = "512m"
+SQUEEZED = "288m"
 LARGEST_IMAGE = 120 * 2**20
 
 
@@ -77,7 +78,8 @@ class Container:
         try:
             with http_client.InferenceServerClient(self.url, network_timeout=2.0, connection_timeout=2.0) as client:
                 return client.is_server_ready()
-        except OSError:
+        except (OSError, HTTPException):
+            # Refused, or ended in the middle: the process is going.
             return False
 
     def stop(self):

@@ -139,6 +139,19 @@ fn a_run_that_begins_while_the_ledger_thinks_keeps_its_memory() {
 }
 
 #[test]
+fn all_that_is_idle_is_given_back_on_demand_however_young() {
+    let (_, device) = device();
+    let [weights, idle, busy] =
+        [ArenaKind::Weights, ArenaKind::Run, ArenaKind::Run].map(|kind| arena(&device, kind, 1));
+    weights.allocate(10 * GRANULE).unwrap();
+    run(&idle, at(300), 15);
+    busy.begin_run(at(300));
+    busy.ensure(5 * GRANULE).unwrap();
+    assert_eq!(device.give_back_idle(), granules(15));
+    assert_eq!([&weights, &idle, &busy].map(reserved), [10, 0, 5]);
+}
+
+#[test]
 fn nobody_is_robbed_in_vain() {
     let (world, device) = device();
     let [rich, needy] = [1, 1].map(|priority| arena(&device, ArenaKind::Run, priority));
