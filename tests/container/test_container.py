@@ -169,7 +169,8 @@ class Running(unittest.TestCase):
         self.assertEqual((found.returncode, "503" in found.stderr), (1, True), found.stderr + container.logs())
 
     def test_squeezed_it_answers_everything_and_lives(self):
-        container = self.start(MINILM, memory=SQUEEZED).wait()
+        # Without the knee, memory alone bounds a batch.
+        container = self.start(MINILM, "--set", "model.knee_tolerance=0", memory=SQUEEZED).wait()
         random = np.random.default_rng(1)
         rows = [{"input_ids": random.integers(1000, 20000, (4, 256)), "attention_mask": np.ones((4, 256), np.int64),
                  "token_type_ids": np.zeros((4, 256), np.int64)} for _ in range(8)]
