@@ -10,6 +10,12 @@ use crate::tensor::{Shape, boxes};
 use crate::units::Rows;
 use bytes::Bytes;
 
+/// Inputs of at least so many bytes are gathered by several threads: one alone copies some gigabytes a second, which is less
+/// than a GPU with its own link takes.
+const SPREAD_BYTES: usize = 8 << 20;
+/// Shares of such an input.
+const SPREAD_TASKS: usize = 4;
+
 /// The memory that one input is gathered into, aligned for every datatype and kept between runs.
 #[derive(Debug, Default)]
 pub(super) struct Buffer {
@@ -91,6 +97,15 @@ pub(super) fn gather_input(
         let value = spec.padding.as_ref().map_or(0.0, |plan| plan.inputs[index].value);
         boxes::fill(bytes, &pad::element(spec.inputs[index].datatype, value));
     }
+    let copy_rows = |(copy, part): (RowCopy, &BatchPart), (bytes, into): (&mut [u8], RowLayout)| {
+        let source = &part.request.inputs[index];
+        rows::gather((&source.data, RowLayout::new(&source.shape, spec.batch_axis)), (bytes, into), element, copy);
+    };
+    if bytes.len() >= SPREAD_BYTES && into.outer == 1 && batch.parts.iter().all(fits) {
+        let copies: Vec<_> = copies(batch, padded).collect();
+        spread(&copies, (bytes, into), copy_rows);
+        return Ok(shape);
+    }
     for (copy, part) in copies(batch, padded) {
         let source = &part.request.inputs[index];
         if let Some(axis) = spec.batch_axis.filter(|_| !fits(part)) {
@@ -98,9 +113,33 @@ pub(super) fn gather_input(
             copy.copy_in(&source.data, element, bytes);
             continue;
         }
-        rows::gather((&source.data, RowLayout::new(&source.shape, spec.batch_axis)), (bytes, into), element, copy);
+        copy_rows((copy, part), (&mut *bytes, into));
     }
     Ok(shape)
+}
+
+/// Does these copies in parallel, each task those of its share of the rows.
+fn spread<T: Copy + Sync>(
+    copies: &[(RowCopy, T)],
+    (bytes, into): (&mut [u8], RowLayout),
+    copy_rows: impl Fn((RowCopy, T), (&mut [u8], RowLayout)) + Sync,
+) {
+    let share = into.rows.div_ceil(SPREAD_TASKS).max(1);
+    let row = bytes.len() / into.rows.max(1);
+    let copy_rows = &copy_rows;
+    rayon::scope(|scope| {
+        for (task, bytes) in bytes.chunks_mut((share * row).max(1)).enumerate() {
+            let range = task * share..((task + 1) * share).min(into.rows);
+            let into = RowLayout { rows: range.len(), ..into };
+            scope.spawn(move |_| {
+                for (copy, source) in copies {
+                    if let Some(copy) = copy.within(&range) {
+                        copy_rows((copy, *source), (&mut *bytes, into));
+                    }
+                }
+            });
+        }
+    });
 }
 
 /// The shape of one input of a batch of so many rows: each padded dimension is as long as that of the longest row.
@@ -157,4 +196,33 @@ fn copies(batch: &Batch, padded: Rows) -> impl Iterator<Item = (RowCopy, &BatchP
     let padding =
         (filled..padded as usize).map(move |to| (RowCopy { from: first.start as usize, to, count: 1 }, first));
     parts.chain(padding)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn spread_rows_are_those_of_one_thread_after_the_other(parts in prop::collection::vec((0..5_usize, 1..9_usize), 1..20), row in 1..4_usize) {
+            let mut to = 0;
+            let copies: Vec<(RowCopy, u8)> = parts.iter().zip(1..).map(|(&(from, count), source)| {
+                to += count;
+                (RowCopy { from, to: to - count, count }, source)
+            }).collect();
+            let into = RowLayout { outer: 1, rows: to, inner: row };
+            // Every element says which row of which source it is.
+            let write = |(copy, source): (RowCopy, u8), (bytes, into): (&mut [u8], RowLayout)| {
+                assert_eq!(bytes.len(), into.rows * row);
+                for (at, bytes) in bytes.chunks_mut(row).skip(copy.to).take(copy.count).enumerate() {
+                    bytes.fill(source.wrapping_mul(16).wrapping_add(u8::try_from(copy.from + at).expect("few rows")));
+                }
+            };
+            let (mut expected, mut found) = (vec![0; to * row], vec![0; to * row]);
+            copies.iter().for_each(|&copy| write(copy, (&mut expected, into)));
+            spread(&copies, (&mut found, into), write);
+            prop_assert_eq!(found, expected);
+        }
+    }
 }

@@ -68,6 +68,15 @@ pub struct RowCopy {
     pub count: usize,
 }
 
+impl RowCopy {
+    /// The part of it that goes to these rows of the destination, counted from the first of them.
+    #[must_use]
+    pub fn within(self, to: &Range<usize>) -> Option<Self> {
+        let (begin, end) = (self.to.max(to.start), (self.to + self.count).min(to.end));
+        (begin < end).then(|| Self { from: self.from + begin - self.to, to: begin - to.start, count: end - begin })
+    }
+}
+
 /// Copies rows of a request's tensor into a batch buffer. `element` is the size of one element in bytes.
 ///
 /// # Panics
