@@ -63,6 +63,10 @@ class Bench:
 
     # The server, and what is asked of it.
 
+    def on_cores(self, first, end):
+        """The server and the load on cores of their own, if some are set apart for the load."""
+        return ["taskset", "--cpu-list", f"{first}-{end - 1}"] if self.options.client_cores else []
+
     def serve(self, models, *flags):
         """Starts the server with these models only and waits until it is ready."""
         folder = self.out.parent / "served"
@@ -71,8 +75,8 @@ class Bench:
         for name in models:
             os.symlink((self.models / name).resolve(), folder / name)
         log = open(self.out / f"serve-{'-'.join(models)}.log", "w")
-        command = [self.bin("concertina"), "serve", "--models", str(folder), "--address", f"127.0.0.1:{PORT}", "--cache", "",
-                   "--set", "runtime.providers=cuda", "--drain-announce", "0s", "--onnxruntime", self.options.library, *flags]
+        command = [*self.on_cores(self.options.client_cores, os.cpu_count()), self.bin("concertina"), "serve", "--models",
+                   str(folder), "--address", f"127.0.0.1:{PORT}", "--cache", "", "--set", "runtime.providers=cuda", "--drain-announce", "0s", "--onnxruntime", self.options.library, *flags]
         environment = dict(os.environ, CONCERTINA_ADMIN_TOKEN="gpu-bench")
         server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
         ends = 0
@@ -103,7 +107,7 @@ class Bench:
 
     def load_command(self, model, connections, seconds, rows=1):
         inputs, output = INPUTS[model]
-        command = [self.bin("gpu_bench"), "load", "--address", f"127.0.0.1:{PORT}", "--model", model, "--output", output,
+        command = [*self.on_cores(0, self.options.client_cores), self.bin("gpu_bench"), "load", "--address", f"127.0.0.1:{PORT}", "--model", model, "--output", output,
                    "--connections", str(connections), "--seconds", str(seconds), "--rows", str(rows), "--tolerance", "0.05"]
         return command + [word for one in inputs for word in ("--input", one)]
 
@@ -345,6 +349,7 @@ def main():
     parser.add_argument("--models", default="/tmp/concertina-gpu-models")
     parser.add_argument("--names", default="bert16,resnet32,resnet16,minilm,bert32", type=lambda text: text.split(","))
     parser.add_argument("--only", default="tests,throughput,lonely,squeeze,squeeze_alone,largest", type=lambda text: text.split(","))
+    parser.add_argument("--client-cores", type=int, default=0, help="cores set apart for the load; 0: both share all")
     parser.add_argument("--commit", default="unknown")
     bench = Bench(parser.parse_args())
     begin = time.time()
