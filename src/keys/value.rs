@@ -140,19 +140,21 @@ fn parse_bytes(text: &str) -> Option<ByteSize> {
     (size.fract() == 0.0 && size < (1u64 << 53) as f64).then_some(ByteSize(size as u64))
 }
 
-/// A list of integers of a range, each once, returned in ascending order.
+/// A list of integers of a range, each once, returned in ascending order; from a flag or the environment with commas between.
 pub fn integers<T>(range: RangeInclusive<T>) -> impl Fn(&Value) -> Result<Vec<T>, String>
 where
     T: TryFrom<i64> + Ord + Display,
 {
     move |value| {
         let allowed = || format!("a list of different integers from {} to {}", range.start(), range.end());
-        let items = value.as_array().ok_or_else(allowed)?;
-        let mut numbers = Vec::with_capacity(items.len());
-        for item in items {
-            let number = item.as_integer().and_then(|number| T::try_from(number).ok());
-            numbers.push(number.filter(|number| range.contains(number)).ok_or_else(allowed)?);
-        }
+        let items: Vec<Option<i64>> = match value {
+            Value::Array(items) => items.iter().map(Value::as_integer).collect(),
+            Value::String(text) => text.split(',').map(|item| item.trim().parse().ok()).collect(),
+            _ => return Err(allowed()),
+        };
+        let number = |item: Option<i64>| item.and_then(|number| T::try_from(number).ok());
+        let numbers = items.into_iter().map(|item| number(item).filter(|number| range.contains(number)));
+        let mut numbers: Vec<T> = numbers.collect::<Option<_>>().ok_or_else(allowed)?;
         numbers.sort_unstable();
         let distinct = numbers.windows(2).all(|pair| pair[0] < pair[1]);
         distinct.then_some(numbers).ok_or_else(allowed)
@@ -216,5 +218,9 @@ mod tests {
         assert_eq!(integers(1..=9u64)(&list(&[3, 1])), Ok(vec![1, 3]));
         assert!(integers(1..=9u64)(&list(&[1, 1])).is_err());
         assert!(integers(1..=9u64)(&list(&[0])).is_err());
+        assert_eq!(integers(0..=9u64)(&Value::from("1, 0")), Ok(vec![0, 1]));
+        for bad in ["", "0,", "[0]", "0 1", "0,0", "10"] {
+            assert!(integers(0..=9u64)(&Value::from(bad)).is_err(), "{bad}");
+        }
     }
 }
