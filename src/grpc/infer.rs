@@ -6,9 +6,8 @@ use super::proto::{InferParameter, ModelInferRequest, ModelInferResponse, ModelS
 use super::status::status;
 use super::{Grpc, decode, path};
 use crate::batcher::{InferError, Rejection};
-use crate::http::{ApiError, Outcome, Room};
-use crate::metrics::Stage;
-use crate::model::{InferResponse, ModelSpec, ValidRequest};
+use crate::http::{ApiError, Inference, Outcome, Room};
+use crate::model::{InferResponse, ModelSpec};
 use futures_util::stream::{BoxStream, StreamExt as _};
 use prost::Message as _;
 use std::sync::Arc;
@@ -61,19 +60,12 @@ async fn answer(
     let state = &grpc.state;
     let mut room = room?;
     let path = path(std::mem::take(&mut message.model_name), &message.model_version)?;
-    let model = path.ready(state)?;
-    outcome.model = Some(Arc::clone(&model));
-    let begun = state.clock.now();
-    let mut request = decode::request(message, budget, |bytes| room.grow(bytes))?;
+    let mut inference = Inference::of(state, &path, outcome)?;
+    let (mut request, classes) = decode::request(message, budget, |bytes| room.grow(bytes))?;
     let id = std::mem::take(&mut request.id);
-    let request = ValidRequest::new(Arc::clone(&model), request, state.limits.request_rows)?;
-    outcome.rows = request.rows;
-    (state.offered)(&model, request.rows);
-    (state.spent)(&model, Stage::Decode, state.clock.now().since(begun));
-    let answer = state.batcher.infer(request).await?;
-    let begun = state.clock.now();
-    let response = encode(&model, id, answer);
-    (state.spent)(&model, Stage::Encode, state.clock.now().since(begun));
+    let answer = inference.run(request, &classes).await?;
+    let response = encode(&inference.model, id, answer);
+    inference.written();
     response
 }
 

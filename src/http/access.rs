@@ -75,9 +75,8 @@ pub(super) fn bearer(header: &[u8]) -> Option<&[u8]> {
 
 /// What needs no key: probes and scrapers have none, and what the admin token guards is asked for that instead.
 pub(super) fn open(path: &str) -> bool {
-    const OPEN: [&str; 7] =
-        ["/", "/metrics", "/v2/health/live", "/v2/health/ready", "/health", "/ping", "/openapi.json"];
-    let control = path.starts_with("/v2/repository/") && (path.ends_with("/load") || path.ends_with("/unload"));
+    const OPEN: [&str; 5] = ["/", "/metrics", "/v2/health/live", "/v2/health/ready", "/openapi.json"];
+    let control = path.starts_with("/v2/repository/models/") && (path.ends_with("/load") || path.ends_with("/unload"));
     OPEN.contains(&path) || path.starts_with("/admin/") || control
 }
 
@@ -100,9 +99,15 @@ mod tests {
         for path in ["/", "/metrics", "/v2/health/ready", "/admin/memory", "/v2/repository/models/m/load"] {
             assert!(open(path), "{path}");
         }
-        for path in
-            ["/v2", "/v2/models/m/infer", "/v2/models/m/ready", "/v2/repository/index", "/v2/health/live/", "/nothing"]
-        {
+        for path in [
+            "/v2",
+            "/v2/models/m/infer",
+            "/v2/models/m/ready",
+            "/v2/repository/index",
+            "/v2/health/live/",
+            "/health",
+            "/ping",
+        ] {
             assert!(!open(path), "{path}");
         }
     }

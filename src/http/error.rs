@@ -5,7 +5,7 @@ use crate::batcher::{InferError, Rejection};
 use crate::model::InvalidRequest;
 use crate::repository::Refused;
 use axum::body::Body;
-use axum::http::header::{ACCEPT_ENCODING, CONNECTION, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
+use axum::http::header::{ACCEPT_ENCODING, ALLOW, CONNECTION, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use std::time::Duration;
@@ -108,8 +108,9 @@ impl Code {
 pub(crate) enum ApiError {
     #[error("Not Found")]
     RouteNotFound,
+    /// `allow` has the methods that there are; empty: the router adds them.
     #[error("Method Not Allowed")]
-    MethodNotAllowed,
+    MethodNotAllowed { allow: &'static str },
     #[error("{0}")]
     Invalid(#[from] InvalidRequest),
     #[error("the body broke off: {0}")]
@@ -233,7 +234,7 @@ impl ApiError {
         let retry = |code, after| Wire { retry_after: Some(after), ..of(S::SERVICE_UNAVAILABLE, code) };
         match self {
             Self::RouteNotFound | Self::SharedMemory(_) => of(S::NOT_FOUND, Code::NotFound),
-            Self::MethodNotAllowed => of(S::METHOD_NOT_ALLOWED, Code::MethodNotAllowed),
+            Self::MethodNotAllowed { .. } => of(S::METHOD_NOT_ALLOWED, Code::MethodNotAllowed),
             Self::Invalid(_)
             | Self::BodyBroken(_)
             | Self::Compressed { .. }
@@ -298,6 +299,9 @@ impl ApiError {
             headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }
         match self {
+            Self::MethodNotAllowed { allow } if !allow.is_empty() => {
+                headers.insert(ALLOW, HeaderValue::from_static(allow))
+            }
             Self::Encoding(_) => headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("gzip, deflate")),
             Self::Unauthorized | Self::NoKey => headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")),
             _ => None,
@@ -329,7 +333,7 @@ mod tests {
         let rejected = |rejection| ApiError::Infer(InferError::Rejected(rejection));
         let table = [
             (ApiError::RouteNotFound, 404, "not_found", None),
-            (ApiError::MethodNotAllowed, 405, "method_not_allowed", None),
+            (ApiError::MethodNotAllowed { allow: "POST" }, 405, "method_not_allowed", None),
             (ApiError::invalid("x"), 400, "invalid_request", None),
             (ApiError::BodyBroken("x".into()), 400, "invalid_request", None),
             (ApiError::BodyTooLarge { limit: 1 }, 413, "body_too_large", None),

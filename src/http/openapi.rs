@@ -61,7 +61,7 @@ const fn ask(path: &'static str, answer: Answer, errors: &'static [u16], summary
     Operation { method: "post", path, summary, body: None, answer, errors }
 }
 
-/// What any route may refuse with: no key, and a body that is not wanted.
+/// What any route may refuse with: that there is no key.
 const ALWAYS: [u16; 1] = [401];
 const MODEL: &[u16] = &[400, 404, 503];
 const INFER: &[u16] = &[400, 404, 408, 413, 415, 500, 501, 503, 504];
@@ -71,6 +71,8 @@ const CONTROL: &[u16] = &[400, 403, 404, 408, 413, 415, 500, 503];
 const LOGGING: &[u16] = &[400, 408, 413, 415, 501, 503];
 /// Of extensions that the server does not have.
 const NEVER: &[u16] = &[501];
+/// Bodies that may be missing.
+const MAY_BE_EMPTY: [&str; 2] = ["Control", "IndexRequest"];
 const BODY: &[u16] = &[400, 408, 413, 415, 503];
 
 use Answer::{Json, JsonOrNot, Tensors, Text};
@@ -206,7 +208,7 @@ fn build(keys: bool, admin: bool) -> Value {
     let mut paths = Map::new();
     for operation in OPERATIONS.iter().chain(ADMIN.iter().filter(|_| admin)) {
         let path = paths.entry(operation.path).or_insert_with(|| json!({ "parameters": parameters(operation.path) }));
-        let scheme = if operation.path.starts_with("/admin/") || operation.path.ends_with("load") {
+        let scheme = if operation.path.starts_with("/admin/") || guarded(operation.path) {
             Some("adminToken")
         } else {
             Some("apiKey").filter(|_| keys && !super::access::open(operation.path))
@@ -230,6 +232,11 @@ fn build(keys: bool, admin: bool) -> Value {
             },
         },
     })
+}
+
+/// Whether loading or unloading is asked for, which takes the admin token.
+fn guarded(path: &str) -> bool {
+    path.starts_with("/v2/repository/models/")
 }
 
 /// The parameters that the braces of a path name.
@@ -271,7 +278,14 @@ fn describe(operation: &Operation, scheme: Option<&str>) -> Value {
         if matches!(operation.answer, Tensors) {
             content["application/octet-stream"] = json!({"schema": {"type": "string", "format": "binary"}});
         }
-        described["requestBody"] = json!({"required": schema == "InferRequest", "content": content});
+        described["requestBody"] = json!({"required": !MAY_BE_EMPTY.contains(&schema), "content": content});
+    }
+    if matches!(operation.answer, Tensors) {
+        let length = json!({"type": "integer", "minimum": 0});
+        described["parameters"] = json!([
+            {"name": "Inference-Header-Content-Length", "in": "header", "schema": length,
+             "description": "the bytes of JSON in front of binary tensors"},
+        ]);
     }
     if let Some(scheme) = scheme {
         described["security"] = json!([{ (scheme): [] }]);

@@ -6,6 +6,7 @@ use crate::model::{Lookup, ModelSpec};
 use axum::extract::{FromRequestParts, Path};
 use axum::http::request::Parts;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use std::sync::Arc;
 
 /// `/v2/models/{model}[/versions/{version}]`, percent-decoded once.
@@ -25,16 +26,34 @@ impl<S: Send + Sync> FromRequestParts<S> for ModelPath {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
-        // What is not UTF-8 names nothing.
-        let Path(Segments { model, version }) =
-            Path::from_request_parts(parts, state).await.map_err(|_| ApiError::RouteNotFound)?;
+        let Segments { model, version } = segments(parts, state).await?;
         let version = version.as_deref().map(self::version).transpose()?;
         Ok(Self { model, version })
     }
 }
 
-/// The number that a segment of a path is; what is none names no route.
-pub(super) fn version(text: &str) -> Result<u64, ApiError> {
+/// One segment of a path, percent-decoded.
+#[derive(Debug)]
+pub(super) struct Segment(pub(super) String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Segment {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        segments(parts, state).await.map(Self)
+    }
+}
+
+/// What the braces of a route stand for. What is not UTF-8 names nothing.
+pub(super) async fn segments<T: DeserializeOwned + Send, S: Send + Sync>(
+    parts: &mut Parts,
+    state: &S,
+) -> Result<T, ApiError> {
+    Path::from_request_parts(parts, state).await.map(|Path(segments)| segments).map_err(|_| ApiError::RouteNotFound)
+}
+
+/// The number that a text is, in digits only; what is none names no route.
+pub(crate) fn version(text: &str) -> Result<u64, ApiError> {
     if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
         return Err(ApiError::RouteNotFound);
     }

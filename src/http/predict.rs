@@ -7,24 +7,30 @@ mod read;
 mod write;
 
 use super::error::ApiError;
-use super::path::ModelPath;
+use super::inference::Inference;
+use super::path::{ModelPath, segments};
 use super::status::json_response;
 use super::{AppState, JSON, Outcome, body};
-use crate::metrics::Stage;
-use crate::model::{Lookup, ModelSpec, ModelState, TensorSpec, ValidRequest};
+use crate::model::{Lookup, ModelSpec, ModelState, TensorSpec};
 use crate::tensor::DataType;
 use axum::body::Body;
-use axum::extract::{Path, Request, State};
+use axum::extract::{FromRequestParts, Request, State};
 use axum::http::header::CONTENT_TYPE;
+use axum::http::request::Parts;
 use axum::response::Response;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
+/// The methods of a path without a verb.
+const LOOKS: &str = "GET,HEAD";
+/// The methods of a path with one.
+const DOES: &str = "POST";
+
 /// The one signature that a model has.
 const SIGNATURE: &str = "serving_default";
 
-/// A path below `/v1/models`. What is last may end in `:predict`.
+/// A path below `/v1/models`. What is last may end in a verb, such as `:predict`.
 #[derive(Debug, Deserialize)]
 pub(super) struct Target {
     model: String,
@@ -32,14 +38,43 @@ pub(super) struct Target {
     label: Option<String>,
 }
 
+impl<S: Send + Sync> FromRequestParts<S> for Target {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        segments(parts, state).await
+    }
+}
+
+/// What stands behind the last colon of a path.
+#[derive(Debug, PartialEq)]
+enum Verb {
+    None,
+    Predict,
+    /// TensorFlow Serving has it, this server has not.
+    Absent,
+}
+
 impl Target {
-    /// The path without what stands behind the last colon, and that.
-    fn verb(mut self) -> Result<(Self, String), ApiError> {
+    /// The path without the verb, and that.
+    fn verb(mut self) -> Result<(Self, Verb), ApiError> {
         let last = self.version.as_mut().or(self.label.as_mut()).unwrap_or(&mut self.model);
-        let (rest, verb) = last.rsplit_once(':').ok_or(ApiError::MethodNotAllowed)?;
-        let verb = verb.to_owned();
+        let Some((rest, verb)) = last.rsplit_once(':') else { return Ok((self, Verb::None)) };
+        let verb = match verb {
+            "predict" => Verb::Predict,
+            "classify" | "regress" | "explain" => Verb::Absent,
+            _ => return Err(ApiError::RouteNotFound),
+        };
         *last = rest.to_owned();
         Ok((self, verb))
+    }
+
+    /// What has no verb is looked at, what has one is done.
+    fn only_looked_at(self) -> Result<Self, ApiError> {
+        match self.verb()? {
+            (target, Verb::None) => Ok(target),
+            _ => Err(ApiError::MethodNotAllowed { allow: DOES }),
+        }
     }
 
     /// The model and the version that are meant.
@@ -67,11 +102,10 @@ fn labelled(state: &AppState, model: &str, label: &str) -> Result<u64, ApiError>
 
 pub(super) async fn predict(
     State(state): State<Arc<AppState>>,
-    path: Result<Path<Target>, axum::extract::rejection::PathRejection>,
+    target: Result<Target, ApiError>,
     request: Request,
 ) -> Response {
     let mut outcome = Outcome::default();
-    let target = path.map(|Path(target)| target).map_err(|_| ApiError::RouteNotFound);
     let answer = answer(&state, target, request, &mut outcome).await;
     outcome.response(answer)
 }
@@ -85,35 +119,33 @@ async fn answer(
     let (parts, body) = request.into_parts();
     // First of all, so that the connection can go on after whatever error.
     let (body, _room) = body::read(&parts.headers, body, &state.limits, &state.bodies).await?;
-    let (target, verb) = target?.verb()?;
-    match verb.as_str() {
-        "predict" => {}
-        "classify" | "regress" | "explain" => return Err(ApiError::Unsupported("any verb but predict")),
-        _ => return Err(ApiError::RouteNotFound),
-    }
-    let model = target.resolve(state)?.ready(state)?;
-    outcome.model = Some(Arc::clone(&model));
-    let begun = state.clock.now();
-    let (request, form) = read::read(&model, &body.to_contiguous())?;
+    let target = match target?.verb()? {
+        (target, Verb::Predict) => target,
+        (_, Verb::Absent) => return Err(ApiError::Unsupported("any verb but predict")),
+        (_, Verb::None) => return Err(ApiError::MethodNotAllowed { allow: LOOKS }),
+    };
+    let mut inference = Inference::of(state, &target.resolve(state)?, outcome)?;
+    let (request, form) = read::read(&inference.model, &body.to_contiguous())?;
     drop(body);
-    let request = ValidRequest::new(Arc::clone(&model), request, state.limits.request_rows)?;
-    outcome.rows = request.rows;
-    (state.offered)(&model, request.rows);
-    (state.spent)(&model, Stage::Decode, state.clock.now().since(begun));
-    let answer = state.batcher.infer(request).await?;
-    let begun = state.clock.now();
-    let mut response = Response::new(Body::from(write::write(&model, answer, form)?));
-    (state.spent)(&model, Stage::Encode, state.clock.now().since(begun));
+    let answer = inference.run(request, &[]).await?;
+    let mut response = Response::new(Body::from(write::write(&inference.model, answer, form)?));
+    inference.written();
     response.headers_mut().insert(CONTENT_TYPE, JSON);
     Ok(response)
 }
 
+/// A method that is neither to look nor to do.
+pub(super) async fn other_method(target: Target) -> ApiError {
+    match target.verb() {
+        Ok((_, Verb::None)) => ApiError::MethodNotAllowed { allow: LOOKS },
+        Ok(_) => ApiError::MethodNotAllowed { allow: DOES },
+        Err(error) => error,
+    }
+}
+
 /// The status of a model's versions: 503 if none serves.
-pub(super) async fn status(
-    State(state): State<Arc<AppState>>,
-    Path(target): Path<Target>,
-) -> Result<Response, ApiError> {
-    let path = target.resolve(&state)?;
+pub(super) async fn status(State(state): State<Arc<AppState>>, target: Target) -> Result<Response, ApiError> {
+    let path = target.only_looked_at()?.resolve(&state)?;
     let table = state.models.load();
     let versions =
         table.models.get(&path.model).ok_or_else(|| ApiError::ModelNotFound { model: path.model.clone() })?;
@@ -163,10 +195,7 @@ fn described(name: &str) -> Map<String, Value> {
 }
 
 /// The signature of a model.
-pub(super) async fn metadata(
-    State(state): State<Arc<AppState>>,
-    Path(target): Path<Target>,
-) -> Result<Response, ApiError> {
+pub(super) async fn metadata(State(state): State<Arc<AppState>>, target: Target) -> Result<Response, ApiError> {
     let spec = target.resolve(&state)?.ready(&state)?;
     let ModelSpec { name, version, inputs, outputs, .. } = &*spec;
     let signature = json!({

@@ -1,10 +1,11 @@
 //! The model repository extension: the index, and loading and unloading for those who hold the admin token.
 
 use super::error::ApiError;
+use super::path::Segment;
 use super::status::json_response;
 use super::{AppState, admin, body};
 use crate::repository::Controller;
-use axum::extract::{Path, Request, State};
+use axum::extract::{Request, State};
 use axum::response::Response;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -36,7 +37,7 @@ pub(crate) fn index_of(state: &AppState, only_ready: bool) -> Value {
 
 pub(super) async fn load(
     State(state): State<Arc<AppState>>,
-    Path(model): Path<String>,
+    Segment(model): Segment,
     request: Request,
 ) -> Result<Response, ApiError> {
     let (controller, parameters) = asked(&state, request).await?;
@@ -51,7 +52,7 @@ pub(super) async fn load(
 
 pub(super) async fn unload(
     State(state): State<Arc<AppState>>,
-    Path(model): Path<String>,
+    Segment(model): Segment,
     request: Request,
 ) -> Result<Response, ApiError> {
     let (controller, parameters) = asked(&state, request).await?;

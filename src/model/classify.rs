@@ -64,9 +64,14 @@ pub fn classify(model: &ModelSpec, output: usize, tensor: &Tensor, most: u64) ->
 
 /// The indices of the `most` largest values, in that order.
 fn largest(row: &[Value], most: usize) -> Vec<usize> {
+    let order = |&a: &usize, &b: &usize| row[b].rank(row[a]).then(a.cmp(&b));
     let mut indices: Vec<usize> = (0..row.len()).collect();
-    indices.sort_by(|&a, &b| row[b].rank(row[a]).then(a.cmp(&b)));
-    indices.truncate(most);
+    // Only what is kept is sorted: most of a large row is not.
+    if most < indices.len() {
+        indices.select_nth_unstable_by(most, order);
+        indices.truncate(most);
+    }
+    indices.sort_unstable_by(order);
     indices
 }
 
@@ -181,6 +186,21 @@ mod tests {
         assert_eq!(got, ["9223372036854775807:1", "5:0", "-7:2"]);
         let (shape, got) = texts(&model(DataType::Fp32, Some(0), &[]), &[2, 0], Vec::new(), 3);
         assert_eq!((&shape[..], got.len()), (&[2, 0][..], 0));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn the_largest_are_those_of_a_whole_sort(
+            row in proptest::collection::vec(-3i32..3, 1..40), most in 1u64..50,
+        ) {
+            let data = row.iter().flat_map(|value| value.to_le_bytes()).collect();
+            let (_, got) = texts(&model(DataType::Int32, None, &[]), &[row.len()], data, most);
+            let mut expected: Vec<(i32, usize)> = row.iter().copied().zip(0..).collect();
+            expected.sort_by_key(|&(value, index)| (-value, index));
+            let expected: Vec<String> =
+                expected.iter().take(most as usize).map(|(value, index)| format!("{value}:{index}")).collect();
+            proptest::prop_assert_eq!(got, expected);
+        }
     }
 
     #[test]

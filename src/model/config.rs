@@ -1,6 +1,6 @@
 //! Triton's model configuration: what is published of a model, and what a request to load one may say in its words.
 
-use super::settings::VersionPolicy;
+use super::settings::{Place, VersionPolicy};
 use super::{ModelSpec, Settings, TensorSpec};
 use serde_json::{Map, Value, json};
 use std::time::Duration;
@@ -45,9 +45,16 @@ pub fn published(spec: &ModelSpec) -> Value {
         "batch_output": [],
         "instance_group": [{
             "name": format!("{}_0", spec.name),
-            "kind": "KIND_CPU",
+            "kind": match settings.place {
+                None => "KIND_AUTO",
+                Some(Place::Cpu) => "KIND_CPU",
+                Some(Place::Cuda(_)) => "KIND_GPU",
+            },
             "count": settings.instances.map_or(1, std::num::NonZeroU32::get),
-            "gpus": [],
+            "gpus": match settings.place {
+                Some(Place::Cuda(ordinal)) => vec![ordinal],
+                None | Some(Place::Cpu) => Vec::new(),
+            },
             "secondary_devices": [],
             "profile": [],
             "passive": false,
@@ -91,8 +98,18 @@ fn parameters(spec: &ModelSpec) -> Value {
     let mut add = |key: &str, value: String| parameters.insert(key.to_owned(), json!({"string_value": value}));
     add("max_queue_rows", settings.max_queue_rows.to_string());
     add("max_queue_bytes", settings.max_queue_bytes.0.to_string());
+    add("max_gather_delay", format!("{}us", micros(settings.max_gather_delay)));
+    add("knee_tolerance", settings.knee_tolerance.to_string());
+    add("pipeline", settings.pipeline.to_string());
+    add("packing", settings.packing.name().to_owned());
+    add("cuda_graph", settings.cuda_graph.name().to_owned());
     if let Some(threads) = settings.intra_op_threads {
         add("intra_op_threads", threads.to_string());
+    }
+    // A positive size would say that the first dimension is the batch.
+    if let Some(axis) = spec.batch_axis.filter(|axis| *axis > 0) {
+        add("batch_axis", axis.to_string());
+        add("max_batch_size", spec.max_batch_size.to_string());
     }
     Value::Object(parameters)
 }
@@ -171,10 +188,23 @@ fn batch_size(value: &Value) -> Option<Vec<(String, toml::Value)>> {
 }
 
 fn instances(value: &Value) -> Result<toml::Value, String> {
-    let expected = || "one group with a count from 1 to 64".to_owned();
+    let expected = || {
+        "one group with a count from 1 to 64 and a kind of KIND_AUTO, KIND_CPU or KIND_GPU, that with one of gpus"
+            .to_owned()
+    };
     let [group] = value.as_array().map(Vec::as_slice).unwrap_or_default() else { return Err(expected()) };
     let count = group.get("count").map_or(Some(1), Value::as_i64).filter(|count| (1..=64).contains(count));
-    count.map(toml::Value::from).ok_or_else(expected)
+    let count = toml::Value::from(count.ok_or_else(expected)?);
+    let gpus = group.get("gpus").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    let device = match (group.get("kind").map_or(Some("KIND_AUTO"), Value::as_str), gpus) {
+        (Some("KIND_AUTO"), []) => return Ok(count),
+        (Some("KIND_CPU"), []) => "cpu".to_owned(),
+        (Some("KIND_AUTO" | "KIND_GPU"), [gpu]) => format!("cuda:{}", gpu.as_u64().ok_or_else(expected)?),
+        (Some("KIND_GPU"), []) => "cuda".to_owned(),
+        _ => return Err(expected()),
+    };
+    let group = [("device".to_owned(), device.into()), ("count".to_owned(), count)];
+    Ok(toml::Value::Array(vec![toml::Value::Table(group.into_iter().collect())]))
 }
 
 fn versions(value: &Value) -> Option<Vec<(String, toml::Value)>> {
@@ -244,6 +274,7 @@ fn own_keys(value: &Value, keys: &mut Vec<(String, toml::Value)>) -> Result<(), 
 
 #[cfg(test)]
 mod tests {
+    use super::super::settings::BatchAxis;
     use super::*;
 
     #[test]
@@ -258,7 +289,7 @@ mod tests {
         let mut expected = vec![
             "default_priority = 1",
             "default_timeout = \"2000000us\"",
-            "instances = 2",
+            "instances = [{ count = 2, device = \"cpu\" }]",
             "intra_op_threads = \"2\"",
             "max_batch_size = 16",
             "max_queue_delay = \"1500us\"",
@@ -273,6 +304,56 @@ mod tests {
         assert_eq!(sent("m", r#"{"max_batch_size":0}"#).unwrap(), [key("batch_axis", "none")]);
     }
 
+    /// Settings and model that differ from what holds anyway in everything that a configuration may say.
+    fn unusual(place: Option<Place>, batch_axis: Option<usize>) -> ModelSpec {
+        let text = "max_queue_delay = \"3ms\"\nmax_gather_delay = \"7ms\"\nmax_queue_rows = 999\nmax_queue_bytes = 4096\n\
+            priority_levels = 5\ndefault_priority = 3\ndefault_timeout = \"9s\"\nknee_tolerance = 0.25\npipeline = 3\n\
+            packing = \"fifo\"\ncuda_graph = \"on\"\nintra_op_threads = 3\n[versions]\npolicy = \"specific\"\nversions = [2, 5]\n";
+        let mut settings = Settings::from_toml(text, "model.toml", &Settings::default_keys()).unwrap();
+        settings.place = place;
+        settings.instances = std::num::NonZeroU32::new(2);
+        settings.max_batch_size = batch_axis.map(|_| 24);
+        settings.batch_axis = batch_axis.map_or(BatchAxis::None, BatchAxis::Axis);
+        ModelSpec {
+            id: crate::units::ModelId(1),
+            name: "m".to_owned(),
+            version: 2,
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+            batch_axis,
+            unbatched_reason: None,
+            max_batch_size: if batch_axis.is_some() { 24 } else { 1 },
+            padding: None,
+            text: None,
+            settings,
+        }
+    }
+
+    #[test]
+    fn what_is_published_is_what_was_meant_when_it_is_sent_back() {
+        for place in [None, Some(Place::Cpu), Some(Place::Cuda(0)), Some(Place::Cuda(3))] {
+            for batch_axis in [Some(0), Some(1), None] {
+                let spec = unusual(place, batch_axis);
+                let sent = sent("m", &published(&spec).to_string()).unwrap();
+                let (again, faults) = Settings::overridden("", "model.toml", &Settings::default_keys(), &sent);
+                assert!(faults.is_empty(), "{faults:?}");
+                let mut expected = spec.settings.clone();
+                if batch_axis != Some(0) {
+                    // Triton has these only where there are batches; a model's own file says them otherwise.
+                    let again = again.as_ref().unwrap();
+                    expected.max_queue_delay = again.max_queue_delay;
+                    expected.priority_levels = again.priority_levels;
+                    expected.default_priority = again.default_priority;
+                    expected.default_timeout = again.default_timeout;
+                }
+                if batch_axis == Some(0) {
+                    expected.batch_axis = BatchAxis::Auto;
+                }
+                assert_eq!(again.unwrap(), expected, "{place:?}, {batch_axis:?}");
+            }
+        }
+    }
+
     #[test]
     fn what_cannot_be_done_is_refused_by_name() {
         for (config, named) in [
@@ -282,6 +363,9 @@ mod tests {
             (r#"{"backend":"pytorch"}"#, "backend"),
             (r#"{"max_batch_size":-1}"#, "max_batch_size"),
             (r#"{"instance_group":[]}"#, "instance_group"),
+            (r#"{"instance_group":[{"kind":"KIND_GPU","gpus":[0,1]}]}"#, "instance_group"),
+            (r#"{"instance_group":[{"kind":"KIND_MODEL"}]}"#, "instance_group"),
+            (r#"{"instance_group":[{"kind":"KIND_CPU","gpus":[0]}]}"#, "instance_group"),
             (r#"{"version_policy":{"newest":{}}}"#, "version_policy"),
             (r#"{"sequence_batching":{}}"#, "sequence_batching"),
             (r#"{"dynamic_batching":{"max_queue_delay_microseconds":-1}}"#, "max_queue_delay_microseconds"),

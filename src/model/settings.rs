@@ -79,6 +79,18 @@ pub enum CudaGraph {
     Off,
 }
 
+impl CudaGraph {
+    /// The word in model.toml.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::On => "on",
+            Self::Off => "off",
+        }
+    }
+}
+
 /// The key `packing`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Packing {
@@ -89,6 +101,18 @@ pub enum Packing {
     Fifo,
     /// None: only rows of equal shape.
     Off,
+}
+
+impl Packing {
+    /// The word in model.toml.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Near => "near",
+            Self::Fifo => "fifo",
+            Self::Off => "off",
+        }
+    }
 }
 
 /// The key `batch_axis`.

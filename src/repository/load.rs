@@ -9,7 +9,7 @@ use crate::batcher::{ModelLoad, Sample};
 use crate::clock::Clock;
 use crate::model::ModelSpec;
 use crate::model::derive::Derived;
-use crate::model::settings::{CudaGraph, Packing};
+use crate::model::settings::{CudaGraph, Packing, Place};
 use crate::runtime::calibrate::{self, Calibration};
 use crate::runtime::worker::Recorded;
 use crate::runtime::{Arenas, Completion, Plan, Recipe, Runtime, Session, SessionOptions, Worker, WorkerHandle};
@@ -153,6 +153,7 @@ impl Loader {
         };
         spec.max_batch_size = ladder.last().copied().unwrap_or(1);
         // What was chosen where the settings left the choice: clients are shown these.
+        spec.settings.place = Some(Place::of(self.devices.of(&spec.settings)?.id()));
         spec.settings.instances = NonZeroU32::new(u32::try_from(sessions.len()).unwrap_or(1));
         spec.settings.intra_op_threads = u32::try_from(layout.threads).ok().and_then(NonZeroU32::new);
         spec.text = super::texts::text_model(candidate, &spec)?;

@@ -82,9 +82,13 @@ fn descriptors() -> usize {
     usize::try_from(limit).unwrap_or(usize::MAX)
 }
 
+/// The connections that each of so many ports may have, after what models, libraries and logs hold.
+fn share(descriptors: usize, ports: usize) -> usize {
+    (descriptors.saturating_sub(RESERVED_DESCRIPTORS) / ports).max(1)
+}
+
 fn serve_limits(config: &Config, descriptors: usize) -> ServeLimits {
-    // Half for each port, after what models, libraries and logs hold.
-    let most = (descriptors.saturating_sub(RESERVED_DESCRIPTORS) / 2).max(1);
+    let most = share(descriptors, 1 + usize::from(config.grpc.address.is_some()));
     let connections = config.http.max_connections.get().min(most);
     if connections < config.http.max_connections.get() {
         tracing::warn!(
@@ -102,5 +106,17 @@ fn serve_limits(config: &Config, descriptors: usize) -> ServeLimits {
         header_bytes: usize::try_from(config.http.max_header_bytes.0).unwrap_or(usize::MAX),
         // The last word on the grace period is the drain's; this is the backstop behind it.
         grace: config.drain.grace + 2 * FLUSH,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_share_the_descriptors_that_are_left() {
+        for (descriptors, ports, connections) in [(20_256, 1, 20_000), (20_256, 2, 10_000), (256, 1, 1), (0, 2, 1)] {
+            assert_eq!(share(descriptors, ports), connections, "{descriptors} for {ports}");
+        }
     }
 }

@@ -27,7 +27,7 @@ fn publish(app: &App, states: Vec<(u64, ModelState)>) {
 #[tokio::test]
 async fn unknown_routes_and_methods_are_told_apart() {
     let app = app(vec![echo("m", fp32())]);
-    for path in ["/nothing", "/v2/health/live/", "/v2/models/m/", "/v2/models/m/infer/", "/v1"] {
+    for path in ["/nothing", "/v2/health/live/", "/v2/models/m/", "/v2/models/m/infer/", "/v1", "/health", "/ping"] {
         let reply = app.get(path).await;
         assert_eq!(reply.status, 404, "{path}");
         assert_eq!(reply.json(), json!({"error": "Not Found", "code": "not_found"}));
@@ -38,11 +38,38 @@ async fn unknown_routes_and_methods_are_told_apart() {
         ("POST", "/v2/health/live", "GET,HEAD"),
         ("DELETE", "/v2/models/m", "GET,HEAD"),
         ("GET", "/v2/repository/index", "POST"),
+        ("GET", "/v1/models/m:predict", "POST"),
+        ("HEAD", "/v1/models/m/labels/stable:predict", "POST"),
+        ("DELETE", "/v1/models/m:predict", "POST"),
+        ("POST", "/v1/models/m", "GET,HEAD"),
+        ("PUT", "/v1/models/m/versions/1", "GET,HEAD"),
     ] {
         let reply = app.request(method, path).await;
         assert_eq!(reply.status, 405, "{method} {path}");
-        assert_eq!(reply.json(), json!({"error": "Method Not Allowed", "code": "method_not_allowed"}));
+        if method != "HEAD" {
+            assert_eq!(reply.json(), json!({"error": "Method Not Allowed", "code": "method_not_allowed"}));
+        }
         assert_eq!(reply.header("allow"), Some(allow), "{method} {path}");
+    }
+}
+
+#[tokio::test]
+async fn a_path_that_is_no_text_names_nothing() {
+    let app = app(vec![echo("m", fp32())]);
+    for (method, path) in [
+        ("GET", "/v2/models/%FF"),
+        ("GET", "/v2/models/m/versions/%FF/ready"),
+        ("POST", "/v2/models/%FF/infer"),
+        ("GET", "/v1/models/%FF"),
+        ("PUT", "/v1/models/%FF"),
+        ("GET", "/v1/models/m/labels/%FF/metadata"),
+        ("POST", "/v1/models/%FF:predict"),
+        ("GET", "/v2/systemsharedmemory/region/%FF/status"),
+        ("POST", "/v2/repository/models/%FF/load"),
+        ("POST", "/v2/repository/models/%FF/unload"),
+    ] {
+        let reply = app.request(method, path).await;
+        assert_eq!((reply.status.as_u16(), &*reply.error().1), (404, "not_found"), "{method} {path}");
     }
 }
 

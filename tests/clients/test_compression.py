@@ -6,7 +6,7 @@ import zlib
 
 import numpy as np
 import tritonclient.http.aio as aio_client
-from harness import PATIENCE, ServerTestCase, as_inputs, as_outputs
+from harness import PATIENCE, ServerTestCase, as_inputs, as_outputs, wait_until
 from test_datatypes import columns
 
 ALGORITHMS = ("gzip", "deflate")
@@ -40,6 +40,21 @@ class Compression(ServerTestCase):
                 # It asks for compression with every request and takes nothing but inferences apart.
                 self.assertEqual((await client.get_model_metadata("affine"))["name"], "affine")
                 self.assertTrue((await client.get_inference_statistics("affine"))["model_stats"])
+
+        asyncio.run(talk())
+
+    def test_an_asyncio_call_that_is_cancelled_leaves_the_server(self):
+        inside = "concertina_requests_in_flight"
+
+        async def talk():
+            async with aio_client.InferenceServerClient(self.server.url, conn_timeout=PATIENCE) as client:
+                many = as_inputs({"x": np.full((256, 1), 7, dtype=np.float32)})
+                calls = [asyncio.create_task(client.infer("slow", many)) for _ in range(32)]
+                await asyncio.to_thread(wait_until, lambda: self.server.metric(inside) > 1, "requests are inside")
+                for call in calls:
+                    call.cancel()
+                await asyncio.gather(*calls, return_exceptions=True)
+                await asyncio.to_thread(wait_until, lambda: self.server.metric(inside) <= 1, "only this question is inside")
 
         asyncio.run(talk())
 

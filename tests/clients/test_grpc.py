@@ -214,6 +214,46 @@ class Infer(GrpcTestCase):
         self.assertEqual(self.server.metric(name), before + 1)
 
 
+    def test_statistics_are_those_of_http(self):
+        self.grpc.infer("affine", as_inputs({"x": ROWS}))
+        [entry] = self.grpc.get_inference_statistics("affine", as_json=True)["model_stats"]
+        [expected] = self.client.get_inference_statistics("affine")["model_stats"]
+        self.assertEqual(int(entry["inference_count"]), expected["inference_count"])
+        self.assertEqual(int(entry["execution_count"]), expected["execution_count"])
+        for part in ("success", "queue", "compute_infer"):
+            self.assertEqual(int(entry["inference_stats"][part]["count"]), expected["inference_stats"][part]["count"])
+        sizes = [(int(batch["batch_size"]), int(batch["compute_infer"]["count"])) for batch in entry["batch_stats"]]
+        self.assertEqual(sizes, [(batch["batch_size"], batch["compute_infer"]["count"]) for batch in expected["batch_stats"]])
+
+    def test_classification(self):
+        rows = np.array([[3, 1, 2, 0]], dtype=np.float32)
+        outputs = [grpc_client.InferRequestedOutput("y", class_count=2)]
+        result = self.grpc.infer("affine", as_inputs({"x": rows}), outputs=outputs)
+        self.assertEqual(result.as_numpy("y").tolist(), [[b"7.000000:0", b"5.000000:2"]])
+
+    def test_log_settings(self):
+        settings = self.grpc.get_log_settings(as_json=True)["settings"]
+        shown = self.client.get_log_settings()
+        self.assertEqual({key: next(iter(value.values())) for key, value in settings.items()}, shown)
+
+
+class Control(GrpcTestCase):
+    OPTIONS = ("--admin-token", "correct-horse-battery")
+    BEARER = {"authorization": "Bearer correct-horse-battery"}
+
+    def test_unloading_and_loading(self):
+        self.assert_status("UNAUTHENTICATED", "admin.token", self.grpc.unload_model, "affine")
+        self.assert_status("UNAUTHENTICATED", "admin.token", self.grpc.load_model, "affine", headers={"authorization": "Bearer x"})
+        self.grpc.unload_model("affine", headers=self.BEARER)
+        self.assertFalse(self.grpc.is_model_ready("affine"))
+        self.grpc.load_model("affine", headers=self.BEARER, config='{"max_batch_size": 3}')
+        self.assertEqual(self.grpc.get_model_config("affine").config.max_batch_size, 3)
+        self.assert_same(self.grpc.infer("affine", as_inputs({"x": ROWS})).as_numpy("y"), 2 * ROWS + 1)
+        self.assert_status("NOT_FOUND", "nobody", self.grpc.load_model, "nobody", headers=self.BEARER)
+        self.assert_status("INVALID_ARGUMENT", "file:1/model.onnx", self.grpc.load_model, "affine", headers=self.BEARER,
+                           config="{}", files={"file:1/model.onnx": b"x"})
+
+
 class Cancelled(GrpcTestCase):
     def test_a_cancelled_call_leaves_the_server(self):
         row = as_inputs({"x": np.array([[7]], dtype=np.float32)})

@@ -56,6 +56,7 @@ async fn bad_requests_name_the_field_and_the_remedy() {
         (with(|it| it.model_name = "n".into()), Code::NotFound, "model 'n' is not known"),
         (with(|it| it.model_version = "2".into()), Code::NotFound, "no version 2"),
         (with(|it| it.model_version = "v1".into()), Code::InvalidArgument, "'v1' is not"),
+        (with(|it| it.model_version = "+1".into()), Code::InvalidArgument, "'+1' is not"),
         (with(|it| it.inputs[0].name = "y".into()), Code::InvalidArgument, "has no input 'y'"),
         (with(|it| it.inputs[0].datatype = "FLOAT".into()), Code::InvalidArgument, "inputs[0] ('x').datatype"),
         (with(|it| it.inputs[0].datatype = "FP64".into()), Code::InvalidArgument, "expects FP32"),
@@ -253,6 +254,45 @@ async fn shared_memory_is_answered_as_where_it_is_switched_off() {
     assert_eq!(client.cuda_shared_memory_status(one).await.unwrap_err().code(), Code::NotFound);
     let register = client.system_shared_memory_register(SystemSharedMemoryRegisterRequest::default()).await;
     assert_eq!(register.unwrap_err().code(), Code::Unimplemented);
+}
+
+#[tokio::test]
+async fn the_largest_elements_stand_in_for_an_output() {
+    let calls = echo_calls(DataType::Fp32);
+    let values = [0.5f32, 4.0, -1.0, 2.0];
+    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let asked = |choice| {
+        let parameters = [("classification".to_owned(), parameter(choice))].into();
+        let output = model_infer_request::InferRequestedOutputTensor { name: "x".into(), parameters };
+        ModelInferRequest { outputs: vec![output], ..raw(DataType::Fp32, &[2, 2], &bytes) }
+    };
+    let answer = calls.client().model_infer(asked(ParameterChoice::Int64Param(1))).await.unwrap().into_inner();
+    assert_eq!((answer.outputs[0].datatype.as_str(), &answer.outputs[0].shape[..]), ("BYTES", &[2, 1][..]));
+    assert_eq!(&answer.raw_output_contents[0][..], b"\x0a\0\0\x004.000000:1\x0a\0\0\x002.000000:1");
+    let status = calls.client().model_infer(asked(ParameterChoice::Int64Param(-1))).await.unwrap_err();
+    assert!(status.message().contains("classification"), "{status:?}");
+    let many = vec![0u8; 4 * 40_000];
+    let mut large = asked(ParameterChoice::Uint64Param(3));
+    large.inputs[0].shape = vec![1, 40_000];
+    large.raw_input_contents = vec![many.into()];
+    let answer = calls.client().model_infer(large).await.unwrap().into_inner();
+    assert_eq!(answer.outputs[0].shape, [1, 3], "an output that is ranked beside the others");
+}
+
+#[tokio::test]
+async fn the_log_settings_are_shown_and_stay() {
+    use log_settings_request::{SettingValue, setting_value::ParameterChoice as Wanted};
+    use log_settings_response::setting_value::ParameterChoice as Shown;
+    let calls = echo_calls(DataType::Uint8);
+    let wanted = |choice: Option<Wanted>| LogSettingsRequest {
+        settings: [("log_info".to_owned(), SettingValue { parameter_choice: choice })].into(),
+    };
+    for same in [LogSettingsRequest::default(), wanted(None), wanted(Some(Wanted::BoolParam(true)))] {
+        let shown = calls.client().log_settings(same).await.unwrap().into_inner();
+        assert_eq!(shown.settings["log_info"].parameter_choice, Some(Shown::BoolParam(true)));
+    }
+    let other = calls.client().log_settings(wanted(Some(Wanted::BoolParam(false)))).await.unwrap_err();
+    assert_eq!(other.code(), Code::Unimplemented);
 }
 
 #[tokio::test(start_paused = true)]

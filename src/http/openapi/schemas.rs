@@ -46,14 +46,7 @@ pub(super) fn all() -> Value {
         "Control": {"type": "object", "properties": {"parameters": {"type": "object"}}},
         "LogSettings": {
             "type": "object",
-            "properties": {
-                "log_file": text(),
-                "log_info": {"type": "boolean"},
-                "log_warning": {"type": "boolean"},
-                "log_error": {"type": "boolean"},
-                "log_verbose_level": uint(),
-                "log_format": text(),
-            },
+            "description": "what is missing or null is not to be changed",
         },
         "Predict": {
             "type": "object",

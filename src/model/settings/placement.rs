@@ -29,6 +29,12 @@ impl Place {
         }
     }
 
+    /// The device with this number.
+    #[must_use]
+    pub fn of(device: DeviceId) -> Self {
+        device.0.checked_sub(1).map_or(Self::Cpu, Self::Cuda)
+    }
+
     fn parse(text: &str) -> Option<Self> {
         if text == "cpu" {
             return Some(Self::Cpu);
@@ -112,5 +118,8 @@ mod tests {
             assert_eq!(read(bad), None, "{bad}");
         }
         assert_eq!((Place::Cpu.device(), Place::Cuda(1).device()), (DeviceId(0), DeviceId(2)));
+        for place in [Place::Cpu, Place::Cuda(0), Place::Cuda(7)] {
+            assert_eq!(Place::of(place.device()), place);
+        }
     }
 }

@@ -23,10 +23,10 @@ const MOST_DIM: usize = 1 << 31;
 const MOST_AXIS: usize = 31;
 
 /// The words of `packing`.
-const PACKINGS: [(&str, Packing); 3] = [("near", Packing::Near), ("fifo", Packing::Fifo), ("off", Packing::Off)];
+const PACKINGS: [Packing; 3] = [Packing::Near, Packing::Fifo, Packing::Off];
 
 /// The words of `cuda_graph`.
-const CUDA_GRAPHS: [(&str, CudaGraph); 3] = [("auto", CudaGraph::Auto), ("on", CudaGraph::On), ("off", CudaGraph::Off)];
+const CUDA_GRAPHS: [CudaGraph; 3] = [CudaGraph::Auto, CudaGraph::On, CudaGraph::Off];
 
 /// Options of the CUDA provider that the server sets itself: another value would take the device, its memory, the stream or
 /// graphs out of its hands.
@@ -79,8 +79,8 @@ pub(super) fn defaults(keys: &mut Keys) -> Option<Settings> {
     let default_timeout = keys.read("default_timeout", duration(Duration::from_millis(1)..=DAY));
     let knee_tolerance = keys.read("knee_tolerance", number(0.0..=0.5));
     let pipeline = keys.read("pipeline", integer(1..=4));
-    let packing = keys.read("packing", choice(&PACKINGS));
-    let cuda_graph = keys.read("cuda_graph", choice(&CUDA_GRAPHS));
+    let packing = keys.read("packing", choice(&PACKINGS.map(|packing| (packing.name(), packing))));
+    let cuda_graph = keys.read("cuda_graph", choice(&CUDA_GRAPHS.map(|graph| (graph.name(), graph))));
     let seconds = keys.read("warmup.seconds", number(0.0..=3600.0));
     let default_dim = keys.read("warmup.default_dim", integer(1..=MOST_DIM));
     let versions = versions(keys);
