@@ -3,10 +3,13 @@
 
 use crate::support::{App, Reply, app_answering, echo, tensor};
 use crate::text::{matrix, mean_and_count, model, post, text_model};
+use axum::body::Body;
+use axum::http::Request;
 use concertina::batcher::InferError;
 use concertina::model::{Dim, InferResponse, ModelSpec, OutputTensor, TensorSpec, ValidRequest};
 use concertina::tensor::{DataType, Tensor};
 use concertina::text::Folder;
+use proptest::prelude::*;
 use serde_json::{Value, json};
 
 fn folder() -> Folder {
@@ -273,4 +276,55 @@ async fn failures_have_the_kinds_that_clients_know() {
     let reranker = self::app(vec![classifier("r", &["score"])]);
     let empty = post(&reranker, "/rerank", &json!({"query": "", "texts": ["a"]})).await;
     assert_eq!(failure(&empty).0, 400);
+}
+
+/// A good request of each route.
+const GOOD: [(&str, &str); 9] = [
+    ("/v1/embeddings", r#"{"input": ["a b", "c"], "model": "e", "encoding_format": "base64", "dimensions": 1}"#),
+    ("/tei/e/embed", r#"{"inputs": [[10, 11], [12]], "truncate": true, "normalize": false, "dimensions": 2}"#),
+    (
+        "/tei/e/similarity",
+        r#"{"inputs": {"source_sentence": "a", "sentences": ["b"]}, "parameters": {"truncate": null}}"#,
+    ),
+    ("/tei/e/tokenize", r#"{"inputs": ["a", "b"], "add_special_tokens": false}"#),
+    ("/tei/e/decode", r#"{"ids": [[1, 10], [2]], "skip_special_tokens": true}"#),
+    ("/tei/r/rerank", r#"{"query": "a", "texts": ["b", "c"], "raw_scores": true, "return_text": true}"#),
+    ("/tei/r/predict", r#"{"inputs": [["a"], ["b", "c"]], "raw_scores": false}"#),
+    ("/tei/r/predict", r#"{"inputs": ["a", "b"], "truncation_direction": "left"}"#),
+    ("/tei/e/embed", r#"{"inputs": "a \ud83d\ude00 b", "prompt_name": "d"}"#),
+];
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+
+    /// Whatever becomes of a good request on its way, it has an answer, and an error has its form.
+    #[test]
+    fn damage_is_answered_in_the_form_of_its_route(
+        which in 0..GOOD.len(),
+        damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..5),
+        cut in any::<prop::sample::Index>(),
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let app = app(vec![embedder("e"), classifier("r", &["score"])]);
+            let (path, good) = GOOD[which];
+            let mut body = good.as_bytes().to_vec();
+            let whole = damage.is_empty();
+            for (index, byte) in damage {
+                let index = index.index(body.len());
+                body[index] = byte;
+            }
+            if !whole {
+                body.truncate(body.len() - cut.index(body.len().min(9)));
+            }
+            let reply = app.send(Request::post(path).body(Body::from(body.clone())).unwrap()).await;
+            let (status, json) = (reply.status.as_u16(), reply.json());
+            let shown = String::from_utf8_lossy(&body);
+            assert!(matches!(status, 200 | 400 | 404 | 422) && (status == 200 || !whole), "{status} {shown} {json}");
+            if status != 200 {
+                let text = if path == "/v1/embeddings" { &json["error"]["message"] } else { &json["error"] };
+                assert!(text.is_string(), "{shown} {json}");
+            }
+        });
+    }
 }
