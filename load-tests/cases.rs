@@ -10,6 +10,8 @@ pub(crate) enum Case {
     Minilm(usize),
     /// The file classifier.
     Magika,
+    /// The model that cost_model.py writes, at this many tokens: its memory grows with the square of them.
+    Pairs(usize),
     /// The affine test model: four floats in, `2x + 1` out.
     Affine,
     /// The test model with large activations.
@@ -21,10 +23,11 @@ impl FromStr for Case {
     fn from_str(text: &str) -> Result<Self, String> {
         match text.split_once(':') {
             Some(("minilm", tokens)) => tokens.parse().map(Self::Minilm).map_err(|error| format!("{error}")),
+            Some(("pairs", tokens)) => tokens.parse().map(Self::Pairs).map_err(|error| format!("{error}")),
             _ if text == "magika" => Ok(Self::Magika),
             _ if text == "affine" => Ok(Self::Affine),
             _ if text == "wide" => Ok(Self::Wide),
-            _ => Err("a case is minilm:TOKENS, magika, affine or wide".to_owned()),
+            _ => Err("a case is minilm:TOKENS, pairs:TOKENS, magika, affine or wide".to_owned()),
         }
     }
 }
@@ -75,6 +78,7 @@ impl Case {
         match self {
             Self::Minilm(_) => "minilm",
             Self::Magika => "magika",
+            Self::Pairs(_) => "pairs",
             Self::Affine => "affine",
             Self::Wide => "wide",
         }
@@ -84,6 +88,7 @@ impl Case {
     pub(crate) fn of_length(self, length: usize) -> Self {
         match self {
             Self::Minilm(_) => Self::Minilm(length),
+            Self::Pairs(_) => Self::Pairs(length),
             other => other,
         }
     }
@@ -100,6 +105,12 @@ impl Case {
                     CaseInput { name: "attention_mask", shape: shape.clone(), data: Data::I64(vec![1; rows * tokens]) },
                     CaseInput { name: "token_type_ids", shape, data: Data::I64(vec![0; rows * tokens]) },
                 ]
+            }
+            Self::Pairs(tokens) => {
+                let shape = vec![rows, tokens];
+                let ids = (0..rows * tokens).map(|_| 1 + (random.next() % 1000) as i64).collect();
+                let mask = CaseInput { name: "mask", shape: shape.clone(), data: Data::I64(vec![1; rows * tokens]) };
+                vec![CaseInput { name: "ids", shape, data: Data::I64(ids) }, mask]
             }
             Self::Magika => {
                 let bytes = (0..rows * 2048).map(|_| (random.next() % 256) as i32).collect();

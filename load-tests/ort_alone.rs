@@ -2,6 +2,9 @@
 //!
 //!     ort_alone --library LIB --model FILE --case minilm:64 [--seconds 1] [--batches 1,2,4] [--layouts 1x2,2x1]
 //!
+//! With `--lengths 16,80,…` rows have these lengths, one each: they are sorted, cut into batches, and each batch is padded to its
+//! longest row; all batches run in turn, over and over.
+//!
 //! A layout `IxT` is I sessions at once with T intra-op threads each. Prints one JSON object per line: layout, batch, rows
 //! per second, CPU seconds per row, and the median seconds of one run. With `--turns` it loads the first layout, and measures the
 //! first batch once for each line of its input, which says for how many seconds: so it can take turns with a server.
@@ -31,6 +34,9 @@ struct Arguments {
     batches: Vec<usize>,
     #[arg(long, value_delimiter = ',', default_value = "1x2,2x1")]
     layouts: Vec<String>,
+    /// Rows of these lengths instead of one, for a case that has lengths.
+    #[arg(long, value_delimiter = ',')]
+    lengths: Vec<usize>,
     /// One measurement for each line read, of as many seconds as it says.
     #[arg(long)]
     turns: bool,
@@ -114,20 +120,32 @@ fn measure(sessions: &mut [Session], arguments: &Arguments, batch: usize, time: 
     let (wall, cpu) = (started.elapsed().as_secs_f64(), cases::own_cpu_seconds() - cpu);
     let mut runs: Vec<f64> = results.into_iter().collect::<anyhow::Result<Vec<_>>>()?.concat();
     runs.sort_by(f64::total_cmp);
-    let rows = (runs.len() * batch) as f64;
+    let rows = if arguments.lengths.is_empty() {
+        (runs.len() * batch) as f64
+    } else {
+        // Whole rounds through all batches.
+        (runs.len() / arguments.lengths.len().div_ceil(batch) * arguments.lengths.len()) as f64
+    };
     Ok(Entry { rows_per_second: rows / wall, cpu_per_row: cpu / rows, median: runs[runs.len() / 2] })
 }
 
 #[allow(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
 fn run_for(session: &mut Session, arguments: &Arguments, batch: usize, time: Duration) -> anyhow::Result<Vec<f64>> {
-    let inputs = arguments.case.inputs(batch, 1);
+    let mut lengths = arguments.lengths.clone();
+    lengths.sort_unstable();
+    let padded = |rows: &[usize]| arguments.case.of_length(rows[rows.len() - 1]).inputs(rows.len(), 1);
+    let mut batches: Vec<_> = lengths.chunks(batch).map(padded).collect();
+    if batches.is_empty() {
+        batches.push(arguments.case.inputs(batch, 1));
+    }
     let pause = Duration::from_micros(arguments.pause_microseconds);
     let started = Instant::now();
     let mut runs = Vec::new();
-    while runs.len() < 3 || started.elapsed() < time {
+    while runs.len() < 3 || !runs.len().is_multiple_of(batches.len()) || started.elapsed() < time {
+        let inputs = &batches[runs.len() % batches.len()];
         let begin = Instant::now();
         let mut values: Vec<(String, ort::session::SessionInputValue<'_>)> = Vec::new();
-        for input in &inputs {
+        for input in inputs {
             let value: ort::session::SessionInputValue<'_> = match &input.data {
                 cases::Data::I64(data) => TensorRef::from_array_view((input.shape.as_slice(), data.as_slice()))?.into(),
                 cases::Data::I32(data) => TensorRef::from_array_view((input.shape.as_slice(), data.as_slice()))?.into(),

@@ -1,5 +1,6 @@
 //! What `check` and `models` print.
 
+use crate::model::pad::PaddedDim;
 use crate::model::settings::VersionPolicy;
 use crate::model::{Derived, Dim, Graph, Settings, TensorSpec};
 use crate::repository::Candidate;
@@ -32,6 +33,12 @@ pub(super) fn model(candidate: &Candidate, graph: &Graph, derived: &Derived, out
             writeln!(out, "  batch   axis {axis}, if runs while loading confirm it: {}", derived.unproven.join("; "))?;
         }
         (None, reason) => writeln!(out, "  batch   none: {}", reason.as_deref().unwrap_or("unknown"))?,
+    }
+    if let Some(plan) = &derived.padding {
+        for PaddedDim { name, lengths } in &plan.dims {
+            let lengths: Vec<String> = lengths.iter().map(ToString::to_string).collect();
+            writeln!(out, "  padded  {name} to {}, if runs while loading confirm it", lengths.join(" "))?;
+        }
     }
     for line in settings(&candidate.settings, derived) {
         writeln!(out, "  {line}")?;

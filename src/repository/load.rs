@@ -145,7 +145,7 @@ impl Loader {
     }
 
     fn finish(&self, candidate: &Candidate, measured: Measured) -> Result<ModelLoad, String> {
-        let Measured { mut spec, layout, sessions, mut calibration } = measured;
+        let Measured { mut spec, layout, sessions, mut calibration, lengths } = measured;
         let ladder = match &calibration {
             Ok(calibration) => calibration.ladder.clone(),
             Err(_) if spec.batch_axis.is_none() => vec![1],
@@ -186,7 +186,8 @@ impl Loader {
             "model is loaded"
         );
         let plan = plan(&spec, (&workers, self.devices.of(&spec.settings)?.id()), ladder);
-        Ok(ModelLoad { plan, workers, samples: calibration.as_ref().map(samples).unwrap_or_default(), spec })
+        let samples = calibration.iter().chain(&lengths).flat_map(samples).collect();
+        Ok(ModelLoad { plan, workers, samples, spec })
     }
 
     fn worker(&self, session: Session, pipeline: u32) -> Result<(WorkerHandle, Recorded), String> {

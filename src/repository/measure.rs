@@ -6,8 +6,9 @@ use super::load::Loader;
 use crate::model::ModelSpec;
 use crate::model::derive::derive;
 use crate::model::settings::BatchAxis;
-use crate::runtime::Session;
 use crate::runtime::calibrate::{self, Calibration, CalibrationError};
+use crate::runtime::padding::{self, Confirmed};
+use crate::runtime::{Session, lengths};
 use crate::units::{Instant, Rows};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
@@ -30,6 +31,8 @@ pub struct Measured {
     pub sessions: Vec<Session>,
     /// What was measured, or why the model does not run on synthetic rows.
     pub calibration: Result<Calibration, CalibrationError>,
+    /// The same for other lengths of rows, where rows of different lengths share a batch.
+    pub lengths: Vec<Calibration>,
 }
 
 impl Loader {
@@ -51,7 +54,52 @@ impl Loader {
             }
             left = left.saturating_sub(self.clock.now().since(started));
         }
+        self.measure_lengths(&mut fewer);
         Ok(fewer)
+    }
+
+    /// Measures rows of other lengths than the calibration's, with all sessions at once.
+    pub(super) fn measure_lengths(&self, measured: &mut Measured) {
+        let Ok(calibration) = &measured.calibration else { return };
+        let spec = Arc::new(measured.spec.clone());
+        let known = (calibration.ladder.as_slice(), calibration.integers);
+        let found = at_once(&mut measured.sessions, |session| {
+            session.set_spec(Arc::clone(&spec));
+            lengths::measure_lengths(session, &spec, known, self.clock)
+        });
+        let slower = |a: Vec<Calibration>, b| a.into_iter().zip(b).map(|(a, b)| calibrate::slower(a, b)).collect();
+        measured.lengths = found.into_iter().reduce(slower).unwrap_or_default();
+    }
+
+    /// Keeps of the padding what runs confirm: a model whose answers depend on it gets none.
+    pub(super) fn confirm_padding(&self, candidate: &Candidate, session: &mut Session, spec: &mut ModelSpec) {
+        if spec.padding.is_none() {
+            return;
+        }
+        let (model, version) = (&candidate.name, candidate.version);
+        match padding::confirm_padding(session, spec, self.clock) {
+            Ok(Confirmed { plan, difference }) => {
+                let dims: Vec<String> =
+                    plan.dims.iter().map(|dim| format!("{} to {:?}", dim.name, dim.lengths)).collect();
+                tracing::info!(
+                    model,
+                    version,
+                    padded = dims.join(", "),
+                    difference,
+                    "rows of different lengths share a batch"
+                );
+                spec.padding = Some(plan);
+            }
+            Err(reason) => {
+                tracing::warn!(
+                    model,
+                    version,
+                    reason,
+                    "the model's rows are not padded: only equal shapes share a batch"
+                );
+                spec.padding = None;
+            }
+        }
     }
 
     /// Lets two layouts run their best batch in turn.
@@ -104,10 +152,11 @@ impl Loader {
 
     /// Measures the first layout; a batch axis that turns out not to be one is given up, unless somebody insists on it.
     fn measure_first(&self, candidate: &Candidate, layout: Layout) -> Result<Measured, String> {
-        let session = self.session(candidate, layout)?;
+        let mut session = self.session(candidate, layout)?;
         let derived =
             derive(&candidate.name, session.graph(), &candidate.settings).map_err(|faults| faults.join("; "))?;
         let mut spec = self.spec(candidate, &session, derived);
+        self.confirm_padding(candidate, &mut session, &mut spec);
         let mut sessions = vec![session];
         for _ in 1..layout.instances {
             sessions.push(self.session(candidate, layout)?);
@@ -128,9 +177,9 @@ impl Loader {
                         model = candidate.name, version = candidate.version, %error,
                         "the model does not run on synthetic rows, so its speed is unknown; [warmup] in model.toml can help"
                     );
-                    return Ok(Measured { spec, layout, sessions, calibration });
+                    return Ok(Measured { spec, layout, sessions, calibration, lengths: Vec::new() });
                 }
-                Ok(_) => return Ok(Measured { spec, layout, sessions, calibration }),
+                Ok(_) => return Ok(Measured { spec, layout, sessions, calibration, lengths: Vec::new() }),
             }
         }
     }
@@ -143,7 +192,7 @@ impl Loader {
             .inspect_err(|reason| tracing::info!(model = candidate.name, ?layout, reason, "a layout is not tried"))
             .ok()?;
         let calibration = self.calibrate(&mut sessions, spec).ok()?;
-        Some(Measured { spec: spec.clone(), layout, sessions, calibration: Ok(calibration) })
+        Some(Measured { spec: spec.clone(), layout, sessions, calibration: Ok(calibration), lengths: Vec::new() })
     }
 
     /// Runs the ladder on all sessions at once.

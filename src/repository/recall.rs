@@ -61,7 +61,7 @@ impl Loader {
         if !self.layouts(candidate)?.contains(&stored.layout) {
             return Err(format!("{instances} instances with {threads} threads are not to choose from"));
         }
-        let first = self.session(candidate, stored.layout)?;
+        let mut first = self.session(candidate, stored.layout)?;
         let derived =
             derive(&candidate.name, first.graph(), &candidate.settings).map_err(|faults| faults.join("; "))?;
         let given_up = stored.batch_axis.is_none() && !matches!(candidate.settings.batch_axis, BatchAxis::Axis(_));
@@ -73,6 +73,7 @@ impl Loader {
             (spec.batch_axis, spec.padding, spec.max_batch_size) = (None, None, 1);
             spec.unbatched_reason.clone_from(&stored.unbatched_reason);
         }
+        self.confirm_padding(candidate, &mut first, &mut spec);
         let shared = Arc::new(spec.clone());
         let mut sessions = vec![first];
         for _ in 1..instances {
@@ -87,7 +88,10 @@ impl Loader {
             calibrate::confirm(session, &shared, &known, self.clock)
         });
         confirmed.into_iter().collect::<Result<(), _>>().map_err(|error| error.to_string())?;
-        Ok(Measured { spec, layout: stored.layout, sessions, calibration: Ok(known) })
+        let (layout, calibration) = (stored.layout, Ok(known));
+        let mut measured = Measured { spec, layout, sessions, calibration, lengths: Vec::new() };
+        self.measure_lengths(&mut measured);
+        Ok(measured)
     }
 }
 
@@ -135,7 +139,13 @@ mod tests {
             settings: Settings::default(),
             text: None,
         };
-        Measured { spec, layout: Layout { instances: 1, threads: 1 }, sessions: Vec::new(), calibration }
+        Measured {
+            spec,
+            layout: Layout { instances: 1, threads: 1 },
+            sessions: Vec::new(),
+            calibration,
+            lengths: Vec::new(),
+        }
     }
 
     #[test]

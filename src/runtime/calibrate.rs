@@ -18,7 +18,7 @@ pub const AUTO_MAX_BATCH_SIZE: Rows = 256;
 /// A single run longer than this ends the ladder: larger ones would hold a queue up for too long.
 const MAX_RUN: Duration = Duration::from_secs(1);
 /// Runs per ladder size: the first is warm-up, the fastest of the others counts (a busy machine only ever adds time).
-const RUNS: usize = 3;
+pub(super) const RUNS: usize = 3;
 /// The ladder ends after this many sizes in a row that are slower per row than the best by more than `SLOWER`.
 const PATIENCE: usize = 2;
 /// See `PATIENCE`.
@@ -197,6 +197,19 @@ pub(super) fn fastest(
     Ok(best)
 }
 
+/// Measures one size by so many runs; see [`RUNS`].
+///
+/// # Errors
+/// If one of them fails.
+pub(super) fn measure_one(
+    session: &mut Session,
+    spec: &Arc<ModelSpec>,
+    (rows, runs): (Rows, usize),
+    (integers, clock): (Fill, Clock),
+) -> Result<Measured, RunError> {
+    Runner { session, spec, clock, integers }.measure(rows, runs)
+}
+
 /// What holds for two sessions that were measured at once: the sizes that both reached, each as slow as the slower one.
 #[must_use]
 pub fn slower(a: Calibration, b: Calibration) -> Calibration {
@@ -246,7 +259,7 @@ impl Runner<'_> {
             if !measured.is_empty() && enough(&measured) {
                 break;
             }
-            match self.measure(rows) {
+            match self.measure(rows, RUNS) {
                 Ok(entry) => measured.push(entry),
                 Err(error) if measured.is_empty() => return Err(CalibrationError::DoesNotRun(error.to_string())),
                 Err(error) => {
@@ -289,13 +302,13 @@ impl Runner<'_> {
         Ok(())
     }
 
-    fn measure(&mut self, rows: Rows) -> Result<Measured, RunError> {
+    fn measure(&mut self, rows: Rows, runs: usize) -> Result<Measured, RunError> {
         let mut duration = Duration::MAX;
         let mut bytes = ByteSize::ZERO;
-        for run in 0..RUNS {
+        for run in 0..runs {
             let (took, needed) = self.run(rows)?;
             bytes = ByteSize(bytes.0.max(needed.0));
-            if run > 0 {
+            if run > 0 || runs == 1 {
                 duration = duration.min(took);
             }
             if took > MAX_RUN {
@@ -348,7 +361,7 @@ fn is_float(datatype: DataType) -> bool {
     matches!(datatype, DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64)
 }
 
-fn synthetic(datatype: DataType, shape: Shape, fill: Fill) -> Tensor {
+pub(super) fn synthetic(datatype: DataType, shape: Shape, fill: Fill) -> Tensor {
     let count: usize = shape.iter().product();
     let mut state = 0x9E37_79B9_7F4A_7C15u64;
     let mut random = move || {

@@ -27,11 +27,11 @@ pub(super) fn plan(graph: &Graph, settings: &Settings, batch_axis: usize) -> Opt
     if settings.packing == Packing::Off {
         return None;
     }
-    let dims: Vec<PaddedDim> = padding
-        .lengths
-        .iter()
-        .map(|(name, lengths)| PaddedDim { name: name.clone(), lengths: lengths.clone() })
-        .collect();
+    let said = padding.lengths.iter().map(|(name, lengths)| PaddedDim { name: name.clone(), lengths: lengths.clone() });
+    let mut dims: Vec<PaddedDim> = said.collect();
+    if let Some(name) = sequence(graph, batch_axis).filter(|_| dims.is_empty()) {
+        dims.push(PaddedDim { name: name.to_owned(), lengths: lengths_of_text() });
+    }
     let axes = |tensor: &TensorSpec| -> Vec<PaddedAxis> {
         let named = padding.outputs.get(&tensor.name);
         let of = |(axis, dim): (usize, &Dim)| {
@@ -45,6 +45,39 @@ pub(super) fn plan(graph: &Graph, settings: &Settings, batch_axis: usize) -> Opt
     let input = |input: &TensorSpec| PaddedInput { axes: axes(input), value: value(&input.name) };
     let (inputs, outputs) = (graph.inputs.iter().map(input).collect(), graph.outputs.iter().map(axes).collect());
     (!dims.is_empty()).then_some(PadPlan { dims, inputs, outputs })
+}
+
+/// What the inputs of encoders of text are called; the first two are always there.
+const TEXT_INPUTS: [&str; 3] = ["input_ids", "attention_mask", "token_type_ids"];
+/// The longest that text is padded to where model.toml does not say otherwise. What does not run is left out while loading.
+const LONGEST_TEXT: usize = 512;
+
+/// The dimension of the tokens, if this is an encoder of text: its inputs are [`TEXT_INPUTS`], rows of integers of one varying
+/// length each. Whether its mask works is found out while loading.
+fn sequence(graph: &Graph, batch_axis: usize) -> Option<&str> {
+    let is_text = TEXT_INPUTS[..2].iter().all(|name| named(&graph.inputs, name).is_some());
+    if !is_text || batch_axis != 0 {
+        return None;
+    }
+    let mut found = None;
+    for input in &graph.inputs {
+        let is_integer = matches!(input.datatype, DataType::Int32 | DataType::Int64);
+        let [_, Dim::Symbol(name)] = input.shape.as_slice() else { return None };
+        if !is_integer || !TEXT_INPUTS.contains(&input.name.as_str()) || found.is_some_and(|other| other != name) {
+            return None;
+        }
+        found = Some(name);
+    }
+    found.map(String::as_str)
+}
+
+/// Few enough to be known soon, near enough to each other that little is padded: steps of 4 up to 64 tokens, from there on of an
+/// eighth of a power of two.
+fn lengths_of_text() -> Vec<usize> {
+    let step = |length: &usize| {
+        Some(length + (length.next_power_of_two() / if length.is_power_of_two() { 8 } else { 16 }).max(4))
+    };
+    std::iter::successors(Some(8), step).take_while(|length| *length <= LONGEST_TEXT).collect()
 }
 
 /// `[padding.DIM] lengths`: the dimension varies, is not the batch, and every input that has it has a value to pad with.

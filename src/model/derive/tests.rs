@@ -1,5 +1,6 @@
 use super::*;
 use crate::model::Unsupported;
+use crate::model::pad::PaddedAxis;
 use crate::tensor::DataType;
 
 /// `name[batch, 3, ?]` in the graph's own notation.
@@ -180,4 +181,35 @@ fn names_in_the_settings_must_be_names_in_the_graph() {
         let faults = refused(&bert, text);
         assert!(faults.iter().any(|found| found == fault), "{fault}: {faults:#?}");
     }
+}
+
+#[test]
+fn encoders_of_text_are_recognised_by_their_inputs() {
+    let inputs = |names: &[&str]| -> Vec<String> { names.iter().map(|name| format!("{name}[batch, seq]")).collect() };
+    let bert = ["input_ids", "attention_mask", "token_type_ids"];
+    let derive = |inputs: &[String], text: &str| {
+        let inputs: Vec<&str> = inputs.iter().map(String::as_str).collect();
+        derived(&graph(&inputs, &["state[batch, seq, 384]", "pooled[batch, 384]"]), text).padding
+    };
+    for names in [&bert[..], &bert[..2]] {
+        let plan = derive(&inputs(names), "").expect("it is one");
+        let [dim] = plan.dims.as_slice() else { panic!("{:?}", plan.dims) };
+        assert_eq!((dim.name.as_str(), dim.lengths.len()), ("seq", 39));
+        let wasted = dim.lengths.windows(2).map(|pair| pair[1] as f64 / pair[0] as f64);
+        assert!(wasted.skip(14).all(|step| step < 1.13), "few tokens are padded: {:?}", dim.lengths);
+        assert_eq!([8, 64, 128, 512].map(|length| dim.padded(length)), [8, 64, 128, 512]);
+        assert_eq!(plan.outputs, [vec![PaddedAxis { axis: 1, dim: 0 }], vec![]]);
+        assert!(plan.inputs.iter().all(|input| input.value == 0.0 && input.axes == [PaddedAxis { axis: 1, dim: 0 }]));
+    }
+    for (names, text) in [
+        (&["input_ids", "mask"][..], ""),
+        (&["input_ids"], ""),
+        (&["input_ids", "attention_mask", "position_ids"], ""),
+        (&bert, "packing = \"off\""),
+        (&bert, "batch_axis = \"none\""),
+    ] {
+        assert_eq!(derive(&inputs(names), text), None, "{names:?} {text}");
+    }
+    let fixed: Vec<String> = bert.map(|name| format!("{name}[batch, 128]")).into();
+    assert_eq!(derive(&fixed, ""), None);
 }

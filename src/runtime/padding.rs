@@ -1,0 +1,321 @@
+//! Does padding change answers? Found out by running, while a model loads.
+//!
+//! Rows of several lengths run alone and exactly as long as they are, and then again padded, beside longer ones. Whatever fills up
+//! must not show in the answers of a row; a model of which it does gets no padding. The same runs show which dimensions of outputs
+//! follow the length of a row, where the names in the graph do not say so, and which lengths do not run at all.
+
+use super::calibrate::synthetic;
+use super::{Batch, BatchPart, Ran, RunError, Session};
+use crate::clock::Clock;
+use crate::model::pad::PaddedAxis;
+use crate::model::settings::Fill;
+use crate::model::{Dim, InferRequest, InputTensor, ModelSpec, PadPlan, TensorSpec, ValidRequest};
+use crate::tensor::{DataType, Shape, Tensor};
+use crate::units::{BatchId, ByteSize, Rows};
+use std::sync::Arc;
+
+/// Answers of the same row may differ by this part of the largest value of their output: sums in another order do.
+const TOLERANCE: f64 = 1e-4;
+/// The same where values have few digits, or are computed on a GPU, whose products have fewer.
+const COARSE: f64 = 1e-2;
+/// Longer neighbours show nothing more and take longer.
+const MOST_NEIGHBOUR: usize = 128;
+
+/// What padding does to the answers of a model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Confirmed {
+    /// What may be padded: the lengths that run, and all axes of outputs that follow them.
+    pub plan: PadPlan,
+    /// The largest difference that was seen, as a part of the largest value of the output.
+    pub difference: f64,
+}
+
+/// Compares rows that run alone with the same rows padded. The spec must have a [`PadPlan`]; on return the session has it no more.
+///
+/// # Errors
+/// Why the model's rows must not be padded, in words for the operator.
+pub fn confirm_padding(session: &mut Session, spec: &ModelSpec, clock: Clock) -> Result<Confirmed, String> {
+    let plan = spec.padding.clone().ok_or("nothing is to be padded")?;
+    let mut run = Comparison { session, spec, plan, clock, integers: Integers::Mixed };
+    let result = run.confirm();
+    let Comparison { plan, .. } = run;
+    result.map(|difference| Confirmed { plan, difference })
+}
+
+/// What integers are of which the settings say nothing.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Integers {
+    /// Small ones, so that not all are what fills up; masks let everything through.
+    Mixed,
+    /// All ones.
+    One,
+}
+
+struct Comparison<'a> {
+    session: &'a mut Session,
+    spec: &'a ModelSpec,
+    plan: PadPlan,
+    clock: Clock,
+    integers: Integers,
+}
+
+impl Comparison<'_> {
+    fn confirm(&mut self) -> Result<f64, String> {
+        self.settle()?;
+        for dim in 0..self.plan.dims.len() {
+            self.drop_what_does_not_run(dim)?;
+        }
+        self.find_axes()?;
+        let (mut worst, mut limit) = (0.0_f64, TOLERANCE);
+        if self.session.overlaps() {
+            limit = COARSE;
+        }
+        for (short, long) in self.pairs() {
+            let alone = self.alone(&short).map_err(|error| format!("{short:?} alone: {error}"))?;
+            let beside = self.padded(&short, &long).map_err(|error| format!("{short:?} beside {long:?}: {error}"))?;
+            for ((output, alone), beside) in self.spec.outputs.iter().zip(&alone).zip(&beside) {
+                let limit = if has_few_digits(output.datatype) { COARSE } else { limit };
+                let difference = difference(alone, beside);
+                if difference.is_nan() || difference > limit {
+                    return Err(format!(
+                        "output '{}' of a row of {} differs by {difference:.1e} of its largest value if the row is padded to {}, \
+                         more than {limit:.0e}",
+                        output.name,
+                        self.describe(&short),
+                        self.describe(&long)
+                    ));
+                }
+                worst = worst.max(difference);
+            }
+        }
+        Ok(worst)
+    }
+
+    /// Finds integers that the model bears.
+    fn settle(&mut self) -> Result<(), String> {
+        let shortest: Vec<usize> = self.plan.dims.iter().map(|dim| dim.lengths[0]).collect();
+        let mut fault = String::new();
+        for integers in [Integers::Mixed, Integers::One] {
+            self.integers = integers;
+            match self.alone(&shortest) {
+                Ok(_) => return Ok(()),
+                Err(error) => fault = error.to_string(),
+            }
+        }
+        Err(format!("it does not run on synthetic rows ({fault}); [warmup] in model.toml can help"))
+    }
+
+    /// Positions have an end in most models: lengths beyond it fail.
+    fn drop_what_does_not_run(&mut self, dim: usize) -> Result<(), String> {
+        loop {
+            let mut sizes: Vec<usize> = self.plan.dims.iter().map(|dim| dim.lengths[0]).collect();
+            let Some(&longest) = self.plan.dims[dim].lengths.last() else {
+                return Err(format!("no length of '{}' runs", self.plan.dims[dim].name));
+            };
+            sizes[dim] = longest;
+            match self.alone(&sizes) {
+                // What is too long for the memory of this moment may fit in another.
+                Ok(_) | Err(RunError::OutOfMemory { .. }) => return Ok(()),
+                Err(RunError::Model(_)) => drop(self.plan.dims[dim].lengths.pop()),
+                Err(error @ RunError::Lost(_)) => return Err(error.to_string()),
+            }
+        }
+    }
+
+    /// Output axes that are as long as the rows, in two runs of different lengths.
+    fn find_axes(&mut self) -> Result<(), String> {
+        for dim in 0..self.plan.dims.len() {
+            let mut shapes: Vec<(usize, Vec<Shape>)> = Vec::new();
+            // Sizes that hardly are anything else's.
+            for size in [3, 5] {
+                let mut sizes: Vec<usize> = self.plan.dims.iter().map(|dim| dim.lengths[0]).collect();
+                sizes[dim] = size.min(self.plan.dims[dim].lengths.last().copied().unwrap_or(1));
+                let outputs = self.alone(&sizes).map_err(|error| error.to_string())?;
+                shapes.push((sizes[dim], outputs.into_iter().map(|output| output.shape).collect()));
+            }
+            let [(a, first), (b, second)] = shapes.as_slice() else { continue };
+            if a == b {
+                continue;
+            }
+            for (output, axes) in self.plan.outputs.iter_mut().enumerate() {
+                let sizes = first[output].iter().zip(&second[output]).enumerate();
+                let follows = sizes.filter(|(axis, sizes)| *sizes == (a, b) && self.spec.batch_axis != Some(*axis));
+                let found: Vec<usize> = follows.map(|(axis, _)| axis).collect();
+                for axis in
+                    found.into_iter().filter(|axis| !axes.iter().any(|known| known.axis == *axis)).collect::<Vec<_>>()
+                {
+                    axes.push(PaddedAxis { axis, dim });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Sizes of a row, and of the neighbour that it is padded to.
+    fn pairs(&self) -> Vec<(Vec<usize>, Vec<usize>)> {
+        let at = |part: f64, longest: bool| -> Vec<usize> {
+            let size = |dim: &crate::model::pad::PaddedDim| {
+                let most = dim.lengths.partition_point(|length| *length <= MOST_NEIGHBOUR).max(1);
+                let at = (part * (most - 1) as f64).round() as usize;
+                let before = at.checked_sub(1).map_or(0, |before| dim.lengths[before]);
+                if longest { dim.lengths[at] } else { before + 1 }
+            };
+            self.plan.dims.iter().map(size).collect()
+        };
+        vec![
+            (at(0.0, false), at(0.0, true)),
+            (at(0.0, false), at(1.0, true)),
+            (at(0.25, false), at(0.5, true)),
+            (at(0.5, true), at(1.0, true)),
+            (at(1.0, false), at(1.0, true)),
+        ]
+    }
+
+    /// The outputs of one row that runs exactly as long as it is.
+    fn alone(&mut self, sizes: &[usize]) -> Result<Vec<Tensor>, RunError> {
+        let spec = ModelSpec { padding: None, ..self.spec.clone() };
+        self.run(Arc::new(spec), &[sizes])
+    }
+
+    /// The outputs of the same row beside one that is longer.
+    fn padded(&mut self, sizes: &[usize], neighbour: &[usize]) -> Result<Vec<Tensor>, RunError> {
+        let spec = ModelSpec { padding: Some(self.plan.clone()), ..self.spec.clone() };
+        self.run(Arc::new(spec), &[sizes, neighbour])
+    }
+
+    fn run(&mut self, spec: Arc<ModelSpec>, rows: &[&[usize]]) -> Result<Vec<Tensor>, RunError> {
+        let part = |(seed, sizes): (usize, &&[usize])| {
+            let inputs = spec.inputs.iter().map(|input| self.input(&spec, input, (sizes, seed))).collect();
+            let request = InferRequest { inputs, ..InferRequest::default() };
+            let request = ValidRequest::new(Arc::clone(&spec), request, Rows::MAX);
+            let request = Arc::new(request.map_err(|fault| RunError::Model(fault.message))?);
+            Ok(BatchPart { request, start: 0, rows: 1 })
+        };
+        let parts: Vec<BatchPart> = rows.iter().enumerate().map(part).collect::<Result<_, RunError>>()?;
+        let batch = Batch { id: BatchId::default(), bytes: ByteSize::ZERO, padded_rows: parts.len() as Rows, parts };
+        self.session.set_spec(spec);
+        let Ran { result, .. } = self.session.run(&batch, self.clock);
+        Ok(result?.swap_remove(0))
+    }
+
+    fn input(&self, spec: &ModelSpec, input: &TensorSpec, (sizes, seed): (&[usize], usize)) -> InputTensor {
+        let warmup = &spec.settings.warmup;
+        let size = |(axis, dim): (usize, &Dim)| match dim {
+            _ if spec.batch_axis == Some(axis) => 1,
+            Dim::Fixed(size) => *size,
+            Dim::Symbol(name) => match self.plan.dims.iter().position(|padded| padded.name == *name) {
+                Some(padded) => sizes[padded],
+                None => warmup.dims.get(name).copied().unwrap_or(warmup.default_dim),
+            },
+            Dim::Any => warmup.default_dim,
+        };
+        let shape: Shape = input.shape.iter().enumerate().map(size).collect();
+        let is_integer = matches!(input.datatype, DataType::Int32 | DataType::Int64);
+        let tensor = match warmup.inputs.get(&input.name) {
+            Some(fill) => synthetic(input.datatype, shape, *fill),
+            None if input.name.contains("mask") => synthetic(input.datatype, shape, Fill::One),
+            None if is_integer && self.integers == Integers::Mixed => small_integers(input, shape, seed),
+            None if is_integer => synthetic(input.datatype, shape, Fill::One),
+            None if input.datatype == DataType::Fp32 => small_floats(shape, seed),
+            None => synthetic(input.datatype, shape, Fill::Random),
+        };
+        InputTensor { name: input.name.clone(), tensor }
+    }
+
+    fn describe(&self, sizes: &[usize]) -> String {
+        let sizes: Vec<String> =
+            self.plan.dims.iter().zip(sizes).map(|(dim, size)| format!("{} = {size}", dim.name)).collect();
+        sizes.join(", ")
+    }
+}
+
+/// Small integers, others for another seed. Types of tokens are two in most models; of what else there is, more differ.
+fn small_integers(input: &TensorSpec, shape: Shape, seed: usize) -> Tensor {
+    let kinds = if input.name.contains("type") { 2 } else { 5 };
+    let count: usize = shape.iter().product();
+    let values = (0..count).map(|at| ((at * at + 3 * at + seed + 1) % kinds) as u8);
+    let data: Vec<u8> = match input.datatype {
+        DataType::Int32 => values.flat_map(|value| i32::from(value).to_le_bytes()).collect(),
+        _ => values.flat_map(|value| i64::from(value).to_le_bytes()).collect(),
+    };
+    Tensor { datatype: input.datatype, shape, data: data.into() }
+}
+
+/// Numbers from -1 to 1, others for another seed: of positive ones a zero that fills up would not change the largest.
+fn small_floats(shape: Shape, seed: usize) -> Tensor {
+    let count: usize = shape.iter().product();
+    let value = |at: usize| ((at * 37 + seed * 11 + 7) % 101) as f32 / 50.0 - 1.0;
+    let data: Vec<u8> = (0..count).flat_map(|at| value(at).to_le_bytes()).collect();
+    Tensor { datatype: DataType::Fp32, shape, data: data.into() }
+}
+
+fn has_few_digits(datatype: DataType) -> bool {
+    matches!(datatype, DataType::Fp16 | DataType::Bf16)
+}
+
+/// The largest difference as a part of the largest value; infinite where shapes differ, or what cannot be a little different.
+fn difference(alone: &Tensor, padded: &Tensor) -> f64 {
+    if alone.shape != padded.shape {
+        return f64::INFINITY;
+    }
+    let (alone, padded) = match (floats(alone), floats(padded)) {
+        (Some(alone), Some(padded)) => (alone, padded),
+        _ => return if alone.data == padded.data { 0.0 } else { f64::INFINITY },
+    };
+    let largest = alone.iter().filter(|value| value.is_finite()).fold(0.0_f64, |most, value| most.max(value.abs()));
+    // Equal ones first: of two infinities there is no difference to compute.
+    let apart = |(a, b): (&f64, &f64)| if a == b || a.is_nan() && b.is_nan() { 0.0 } else { (a - b).abs() };
+    let most = alone
+        .iter()
+        .zip(&padded)
+        .map(apart)
+        .fold(0.0_f64, |most, apart| if apart.is_nan() { apart } else { most.max(apart) });
+    if most == 0.0 { 0.0 } else { most / largest.max(f64::MIN_POSITIVE) }
+}
+
+fn floats(tensor: &Tensor) -> Option<Vec<f64>> {
+    let data = tensor.data.to_contiguous();
+    Some(match tensor.datatype {
+        DataType::Fp32 => data.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]).into()).collect(),
+        DataType::Fp16 => data.chunks_exact(2).map(|b| half::f16::from_le_bytes([b[0], b[1]]).to_f64()).collect(),
+        DataType::Bf16 => data.chunks_exact(2).map(|b| half::bf16::from_le_bytes([b[0], b[1]]).to_f64()).collect(),
+        DataType::Fp64 => {
+            let value = |b: &[u8]| f64::from_le_bytes([b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7]]);
+            data.chunks_exact(8).map(value).collect()
+        }
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensor(values: &[f32]) -> Tensor {
+        let data: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        Tensor { datatype: DataType::Fp32, shape: [values.len()].as_slice().into(), data: data.into() }
+    }
+
+    #[test]
+    fn differences_are_parts_of_the_largest_value() {
+        let (nan, inf) = (f32::NAN, f32::INFINITY);
+        for (a, b, expected) in [
+            (vec![1.0, 2.0], vec![1.0, 2.0], 0.0),
+            (vec![1.0, 2.0], vec![1.5, 2.0], 0.25),
+            (vec![nan, inf, 1.0], vec![nan, inf, 1.0], 0.0),
+            (vec![1.0], vec![1.0, 2.0], f64::INFINITY),
+        ] {
+            assert_eq!(difference(&tensor(&a), &tensor(&b)), expected, "{a:?} {b:?}");
+        }
+        assert!(difference(&tensor(&[1.0, 2.0]), &tensor(&[nan, 2.0])).is_nan());
+        let words = |bytes: &[u8]| Tensor {
+            datatype: DataType::Uint8,
+            shape: [2].as_slice().into(),
+            data: bytes.to_vec().into(),
+        };
+        assert_eq!(
+            (difference(&words(&[1, 2]), &words(&[1, 2])), difference(&words(&[1, 2]), &words(&[1, 3]))),
+            (0.0, f64::INFINITY)
+        );
+    }
+}
