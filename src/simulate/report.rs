@@ -6,6 +6,9 @@ use super::{SignalKind, Workload};
 use std::fmt::Write;
 use std::time::Duration;
 
+/// Loads with what came of them.
+type Runs = Vec<(Workload, Outcome)>;
+
 impl Comparison {
     /// As Markdown. `command` is what was run; pictures are named `simulate-LOAD.svg`.
     #[must_use]
@@ -55,27 +58,27 @@ impl Comparison {
     /// Whether the claim holds, in words that come from the numbers.
     fn verdict(&self) -> String {
         let objective = self.setting.objective;
-        let mut order: Vec<&Candidate> = self.candidates.iter().collect();
-        let met = |candidate: &Candidate| candidate.reported.iter().filter(|outcome| outcome.meets(objective)).count();
-        let hours = |candidate: &Candidate| candidate.reported.iter().map(|outcome| outcome.replica_hours).sum::<f64>();
-        order.sort_by(|a, b| met(b).cmp(&met(a)).then(hours(a).total_cmp(&hours(b))));
-        let mut out = "## In short\n\n".to_owned();
-        for candidate in order {
-            let missed: Vec<&str> = self
-                .reported
-                .iter()
-                .zip(&candidate.reported)
-                .filter(|(_, outcome)| !outcome.meets(objective))
-                .map(|(load, _)| load.name())
-                .collect();
-            let missed = if missed.is_empty() { "nothing".to_owned() } else { missed.join(", ") };
-            let _ = writeln!(
-                out,
-                "- `{}` at {}: {:.1} replica-hours; the promise is missed in {missed}.",
-                candidate.signal.name(),
-                shown(candidate.signal, candidate.trials[candidate.kept].target),
-                hours(candidate),
-            );
+        let runs = |candidate: &Candidate| -> (Runs, Runs) {
+            let all = self.reported.iter().copied().zip(candidate.reported.iter().cloned());
+            all.partition(|(_, outcome)| outcome.meets(objective))
+        };
+        let hours = |kept: &Runs| kept.iter().map(|(_, outcome)| outcome.replica_hours).sum::<f64>();
+        let mut order: Vec<_> = self.candidates.iter().map(|candidate| (candidate, runs(candidate))).collect();
+        order.sort_by(|(_, (a, _)), (_, (b, _))| b.len().cmp(&a.len()).then(hours(a).total_cmp(&hours(b))));
+        let mut out = "## In short\n\nBy how many loads keep the promise, then by their replica-hours.\n\n".to_owned();
+        for (candidate, (kept, missed)) in order {
+            let names: Vec<&str> = kept.iter().map(|(load, _)| load.name()).collect();
+            let late =
+                |(load, outcome): &(Workload, Outcome)| format!("{} ({} late)", load.name(), percent(outcome.late));
+            let missed: Vec<String> = missed.iter().map(late).collect();
+            let kept = if kept.is_empty() {
+                "kept in no load".to_owned()
+            } else {
+                format!("kept with {:.0} replica-hours in {}", hours(&kept), names.join(", "))
+            };
+            let missed = if missed.is_empty() { String::new() } else { format!("; missed in {}", missed.join(", ")) };
+            let target = shown(candidate.signal, candidate.trials[candidate.kept].target);
+            let _ = writeln!(out, "- `{}` at {target}: {kept}{missed}.", candidate.signal.name());
         }
         out
     }
