@@ -23,7 +23,7 @@ GPU := .setup/gpu
 GPU_PYTHON := --python-version 3.12 --implementation cp --abi cp312 --abi abi3 --abi none --platform manylinux_2_28_x86_64 \
 	--platform manylinux_2_27_x86_64 --platform manylinux2014_x86_64
 
-.PHONY: test-manifests test-container image image-cuda load-test
+.PHONY: test-page test-alerts test-manifests test-container image image-cuda load-test
 .PHONY: setup-gpu serve-gpu setup serve test test-setup test-rust test-clients bench squeeze fmt lint doc deny models
 
 setup: $(RUNTIME) models
@@ -49,7 +49,7 @@ $(GPU)/.done: models/requirements-gpu.txt
 
 models: $(DEMO)
 
-test: test-rust test-clients test-manifests
+test: test-rust test-clients test-page test-alerts test-manifests
 
 test-setup: setup $(TOOLS)/tests/.done
 
@@ -58,6 +58,14 @@ test-rust: test-setup
 
 test-clients: test-setup
 	PYTHONPATH=$(TOOLS)/tests:$(TOOLS)/models $(PYTHON) -m unittest discover --start-directory tests/clients --verbose
+
+# The live page in a headless Chromium, if there is one (CHROMIUM names it).
+test-page: test-setup
+	PYTHONPATH=$(TOOLS)/tests:$(TOOLS)/models $(PYTHON) -m unittest discover --start-directory tests/browser --verbose
+
+# The alert rules and the dashboard's queries, if there is promtool (PROMTOOL names it).
+test-alerts:
+	$(PYTHON) -m unittest discover --start-directory tests/alerts --verbose
 
 # The variants of config/kubernetes against schemas, and the Dockerfile. Rendered with kubectl or kustomize, if there is one.
 test-manifests: $(TOOLS)/manifests/.done .setup/schemas/.done

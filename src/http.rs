@@ -5,7 +5,8 @@
 //! and `inference`, which all protocols have in common, compares it with its model
 //! ([`ValidRequest`](crate::model::ValidRequest)) and has the batcher answer; `encode` writes. Every
 //! failure is an `ApiError`, and one function in `error` gives it a status. `coding` compresses on both ways. `predict` is TensorFlow
-//! Serving's way to the same batcher, `text` that of texts; `statistics`, `repository` and `absent` are extensions of the protocol. `serve` accepts connections,
+//! Serving's way to the same batcher, `text` that of texts; `page` is what a browser sees at `/`; `statistics`, `repository` and
+//! `absent` are extensions of the protocol. `serve` accepts connections,
 //! and `stall` finds those over HTTP/2 that take nothing. The routes of `admin`
 //! exist only if there is a token for them.
 //!
@@ -28,6 +29,7 @@ mod infer;
 mod inference;
 mod metadata;
 mod openapi;
+mod page;
 mod path;
 mod predict;
 mod reader;
@@ -70,7 +72,7 @@ use crate::model::{MemoryUsage, ModelSpec, Table};
 use crate::repository::Controller;
 use arc_swap::ArcSwap;
 use axum::Router;
-use axum::http::{HeaderName, HeaderValue, Method, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use std::fmt;
@@ -247,12 +249,13 @@ pub fn router(state: Arc<AppState>) -> Router {
     };
     let origins = state.cors_origins.clone();
     let guarded = Arc::clone(&state);
+    let page = page::Page::new();
     let mut router = Router::new();
     if state.admin.is_some() {
         router = router.route("/admin/memory", get(admin::read_memory).post(admin::change_memory));
     }
     let router = router
-        .route("/", get(status::alive))
+        .route("/", get(async move |headers: HeaderMap| page.answer(&headers)))
         .route("/openapi.json", get(openapi::document))
         .route("/metrics", get(status::metrics))
         .route("/v2", get(metadata::server))

@@ -36,6 +36,8 @@ enum Answer {
     Json(&'static str),
     /// The outputs of an inference: JSON, or JSON with binary tensors behind it.
     Tensors,
+    /// JSON of this schema, or a page for those who read HTML.
+    JsonOrPage(&'static str),
     /// Text of this media type.
     Text(&'static str),
     /// JSON of this schema if not, with 503.
@@ -75,10 +77,10 @@ const NEVER: &[u16] = &[501];
 const MAY_BE_EMPTY: [&str; 2] = ["Control", "IndexRequest"];
 const BODY: &[u16] = &[400, 408, 413, 415, 503];
 
-use Answer::{Json, JsonOrNot, Tensors, Text};
+use Answer::{Json, JsonOrNot, JsonOrPage, Tensors, Text};
 
 const OPERATIONS: &[Operation] = &[
-    get("/", Json("Alive"), &[], "Whether anybody answers"),
+    get("/", JsonOrPage("Alive"), &[], "Whether anybody answers; for a browser, a page that shows the server at work"),
     get("/metrics", Text("text/plain"), &[], "Metrics in the text format of Prometheus"),
     get("/openapi.json", Json("Any"), &[], "This document"),
     get("/v2", Json("ServerMetadata"), &[], "The server, and the extensions that work"),
@@ -254,6 +256,10 @@ fn describe(operation: &Operation, scheme: Option<&str>) -> Value {
     let content = |kind: &str, schema: &str| json!({ (kind): {"schema": {"$ref": reference(schema)}} });
     let good = match operation.answer {
         Json(schema) | JsonOrNot(schema, _) => content("application/json", schema),
+        JsonOrPage(schema) => json!({
+            "application/json": {"schema": {"$ref": reference(schema)}},
+            "text/html": {"schema": {"type": "string"}},
+        }),
         Text(kind) => json!({ (kind): {"schema": {"type": "string"}} }),
         Tensors => json!({
             "application/json": {"schema": {"$ref": reference("InferResponse")}},

@@ -18,7 +18,7 @@ pub(super) fn json_response(value: &Value) -> Response {
     response
 }
 
-pub(super) async fn alive() -> Response {
+pub(super) fn alive() -> Response {
     json_response(&json!({"status": "alive"}))
 }
 

@@ -10,6 +10,7 @@ mod errors;
 mod extensions;
 mod infer;
 mod openapi;
+mod page;
 mod predict;
 mod properties;
 mod routes;
