@@ -180,3 +180,5 @@ fn every_scrape_adds_up_while_the_ledger_changes() {
         done.store(true, Ordering::Relaxed);
     });
 }
+
+mod names;
