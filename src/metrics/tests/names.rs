@@ -17,6 +17,7 @@ fn exposed() -> BTreeMap<String, BTreeSet<String>> {
         utilization: some,
         memory_total: Some(ByteSize(1)),
         memory_used: Some(ByteSize(1)),
+        memory_others: Some(ByteSize(1)),
         celsius: some,
         watts: some,
         watts_limit: some,
