@@ -111,8 +111,8 @@ def adaptive(arguments, folder, name, limits_of):
     server, step = run.server, arguments.step_seconds
     try:
         limits = limits_of(run)
-        # What the process needs outside the ledger is what it has once it has served: buffers of connections, the heap.
-        run.load(3).communicate()
+        # What the process needs outside the ledger is what it has once it has served for a while: buffers of connections, the heap, which grows for some seconds.
+        run.load(10).communicate()
         time.sleep(2.5)
         idle = run.ledger()
         outside = resident_mib(server.process.pid) - idle["committed"] / 2**20
