@@ -57,7 +57,7 @@ fn models_lists_what_is_known_before_loading() {
         "  input   x INT64 [batch, ?]",
         "  output  y INT64 [1]",
         "  batch   none: output 'y' has a fixed first dimension 1, so rows could not be scattered back: requests run",
-        "  runs    max_batch_size 1, instances 2, intra_op_threads auto, pipeline 2, knee_tolerance 0.03",
+        "  runs    max_batch_size 1, instances 2, intra_op_threads auto, pipeline 2, knee_tolerance 0.02",
         "  queue   max_queue_rows 4096, max_queue_bytes 256.0 MiB, max_queue_delay 0s, max_gather_delay 5ms, default_timeout 30s, priority 2 of 2",
     ] {
         assert!(out.lines().any(|found| found.starts_with(line)), "{line} in\n{out}");

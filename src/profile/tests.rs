@@ -68,7 +68,7 @@ fn the_table_names_everything() {
         "  batch    axis 0\n",
         "  layout   2 instances with 1 thread each\n",
         "  weights  1.0 MiB in the ledger, of a file of 2.0 MiB\n",
-        "  knee     4 rows (within 3% of the best rows/s)\n",
+        "  knee     4 rows (within 2% of the best rows/s)\n",
         "  memory   3.2 KiB free for runs now: enough for 16 rows in one batch; the largest that was measured or set is 8\n",
         "rows   dims  predicted  observed    error   seconds  rows/s\n",
         "   4  64,64   1.4 KiB*   1.4 KiB   +0.00%  0.020000   400.0  <- knee\n",
