@@ -9,9 +9,9 @@ use std::path::Path;
 /// many times its size is in memory. Measured with one of 86 MiB: 1.8 times.
 const PARSED: u64 = 2;
 
-/// Refuses a model that needs more than what its device could give. On a host the kernel would end the process in the middle of
-/// loading, so what is idle there is given back first where it is needed. So many
-/// bytes of `shared` weights lie there already, and are not needed twice.
+/// Refuses a model that needs more than what its device could give; so many bytes of `shared` weights lie there already, and are
+/// not needed twice. On a host the kernel would end the process in the middle of loading: what is idle is given back first
+/// where it is needed, and what arenas hold then does not count, since most of loading is done on the heap.
 ///
 /// # Errors
 /// The numbers.
@@ -22,7 +22,8 @@ pub(super) fn check(file: &Path, device: &Device, shared: ByteSize) -> Result<()
     if device.gpu().is_none() && free(&device.stats()) < needed {
         device.give_back_idle();
     }
-    let room = room(&device.stats());
+    let stats = device.stats();
+    let room = if device.gpu().is_some() { room(&stats) } else { free(&stats) };
     if needed <= room {
         return Ok(());
     }
@@ -33,13 +34,14 @@ pub(super) fn check(file: &Path, device: &Device, shared: ByteSize) -> Result<()
     ))
 }
 
-/// What could be committed, idle memory of others included. What is loaded on a host lies outside the arenas in part, so
-/// that the configured limit says nothing about it: what it denies while loading is reported then.
+/// What could be committed, idle memory of others included.
 fn room(stats: &LedgerStats) -> ByteSize {
-    free(stats) + stats.committed.saturating_sub(stats.allocated)
+    let LedgerStats { free, committed, allocated, headroom, margin, .. } = stats;
+    (*free + committed.saturating_sub(*allocated)).saturating_sub(*headroom + *margin)
 }
 
-/// What the heap could take without anybody giving back.
+/// What the heap could take without anybody giving back. Most of what is loaded on a host lies outside the arenas, so the
+/// configured limit says nothing about it: what it denies while loading is reported then.
 fn free(stats: &LedgerStats) -> ByteSize {
     stats.free.saturating_sub(stats.headroom + stats.margin)
 }
@@ -86,6 +88,26 @@ mod tests {
     use crate::memory::{DeviceOptions, HOST_ALIGNMENT, Host};
     use crate::units::DeviceId;
 
+    fn device() -> Device {
+        let (limit, headroom) = (ByteSize::MAX, ByteSize::ZERO);
+        let options = DeviceOptions { id: DeviceId(0), limit, headroom, alignment: HOST_ALIGNMENT };
+        Device::new(Box::new(Host::new()), options)
+    }
+
+    #[test]
+    fn what_must_stay_free_is_taken_from_idle_memory_as_well() {
+        let stats = |free| LedgerStats {
+            free: ByteSize(free),
+            committed: ByteSize(100),
+            allocated: ByteSize(60),
+            headroom: ByteSize(20),
+            margin: ByteSize(10),
+            ..device().stats()
+        };
+        assert_eq!([50, 30, 10, 0].map(|bytes| room(&stats(bytes)).0), [60, 40, 20, 10]);
+        assert_eq!([50, 30, 10].map(|bytes| free(&stats(bytes)).0), [20, 0, 0]);
+    }
+
     #[test]
     fn weights_larger_than_the_machine_are_refused_with_both_numbers() {
         let folder = tempfile::tempdir().unwrap();
@@ -93,13 +115,7 @@ mod tests {
         fs::write(&file, [0; 1000]).unwrap();
         fs::write(folder.path().join("notes.txt"), [0; 999]).unwrap();
         let data = fs::File::create(folder.path().join("model.onnx_data")).unwrap();
-        let options = DeviceOptions {
-            id: DeviceId(0),
-            limit: ByteSize::MAX,
-            headroom: ByteSize::ZERO,
-            alignment: HOST_ALIGNMENT,
-        };
-        let device = Device::new(Box::new(Host::new()), options);
+        let device = device();
         data.set_len(24).unwrap();
         assert_eq!(weights(&file), Weights { file: ByteSize(1000), data: ByteSize(24) });
         assert_eq!(weights(&file).while_loading(), ByteSize(2024), "the file is parsed, its data are mapped");
