@@ -11,6 +11,7 @@ mod pending;
 mod report;
 mod run;
 mod statistics;
+mod traces;
 
 pub use crate::scheduler::Rejection;
 pub use handle::{Batcher, InferError, Job, Jobs, Ticket};

@@ -7,6 +7,7 @@ mod add;
 mod flags;
 mod health;
 mod log;
+mod otel;
 mod profile;
 mod report;
 mod simulate;

@@ -35,6 +35,14 @@ impl Clock {
         self.date + Duration::from_nanos(at.0)
     }
 
+    /// The time since 1970 at the start, as the system's clock has it now: it follows when that is set.
+    #[must_use]
+    #[allow(clippy::disallowed_methods, reason = "this is the one place")]
+    pub fn origin(&self) -> Duration {
+        let date = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        date.saturating_sub(self.now().since(Instant::default()))
+    }
+
     /// The same instant on Tokio's clock, for its timers.
     #[must_use]
     pub fn to_tokio(&self, at: Instant) -> tokio::time::Instant {

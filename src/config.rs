@@ -8,6 +8,7 @@ use crate::keys::{HIDDEN, Keys, Origin, Relation};
 use crate::model::Settings;
 use crate::model::settings::DEFAULTS;
 use crate::signal::Scaling;
+use crate::trace;
 use crate::units::{ByteSize, Rows};
 use std::ffi::OsString;
 use std::num::{NonZeroU32, NonZeroUsize};
@@ -20,6 +21,7 @@ mod address;
 mod device;
 mod memory;
 mod text;
+mod tracing;
 
 pub use access::{Access, TlsFiles, api_keys};
 pub use address::Grpc;
@@ -61,6 +63,8 @@ pub struct Config {
     pub drain: Drain,
     /// What is logged, and how.
     pub log: Log,
+    /// Whether and where requests are traced.
+    pub tracing: trace::Settings,
     keys: Keys,
 }
 
@@ -278,6 +282,7 @@ fn read(keys: &mut Keys) -> Option<Config> {
     let formats = [("human", LogFormat::Human), ("json", LogFormat::Json)];
     let format = keys.read("log.format", choice(&formats));
     let level = keys.read("log.level", log_level);
+    let tracing = tracing::read(keys);
     let (body, queue) =
         (http.as_ref().map(|http| http.max_body_bytes), model.as_ref().map(|model| model.max_queue_bytes));
     keys.require(
@@ -310,6 +315,7 @@ fn read(keys: &mut Keys) -> Option<Config> {
         admin: Admin { token: token?, token_file: token_file?.map(PathBuf::from) },
         drain: Drain { announce: announce?, grace: grace? },
         log: Log { format: format?, level: level? },
+        tracing: tracing?,
         keys: keys.clone(),
     })
 }

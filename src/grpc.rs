@@ -23,7 +23,9 @@ mod status;
 pub use contents::Contents;
 
 use crate::http::{self, ApiError, AppState, ModelPath, Outcome, SHARED_MEMORY};
+use crate::trace::{TRACE_RESPONSE_NAME, Trace};
 use axum::Router;
+use axum::http::HeaderMap;
 use futures_util::stream::BoxStream;
 use infer::Taken;
 use proto::grpc_inference_service_server::{GrpcInferenceService, GrpcInferenceServiceServer};
@@ -114,6 +116,18 @@ fn refused<T>(error: &ApiError) -> Result<Response<T>, Status> {
     Err(status(error))
 }
 
+/// An answer that says which trace it is in, as the log does.
+fn with_trace<T>(mut answer: Result<Response<T>, Status>, trace: &Trace) -> Result<Response<T>, Status> {
+    let metadata = match &mut answer {
+        Ok(response) => response.metadata_mut(),
+        Err(status) => status.metadata_mut(),
+    };
+    if let Ok(value) = trace.header().as_bytes().try_into() {
+        metadata.insert(TRACE_RESPONSE_NAME, value);
+    }
+    answer
+}
+
 /// The inference service.
 struct Service(Arc<Grpc>);
 
@@ -160,8 +174,14 @@ impl GrpcInferenceService for Service {
     async fn model_infer(&self, request: Request<ModelInferRequest>) -> Result<Response<ModelInferResponse>, Status> {
         let budget = request.metadata().get("grpc-timeout").and_then(|value| value.to_str().ok());
         let budget = decode::budget(budget);
-        let answer = infer::infer(&self.0, Taken::new(&self.0, request.into_inner()), budget).await;
-        answer.map(Response::new).map_err(|error| status(&error))
+        let traced = infer::traced(&self.0, request.metadata().as_ref(), "ModelInfer");
+        let said = traced.as_ref().map(|traced| traced.trace().clone());
+        let answer = infer::infer(&self.0, Taken::new(&self.0, request.into_inner()), budget, traced).await;
+        let answer = answer.map(Response::new).map_err(|error| status(&error));
+        match said {
+            Some(trace) => with_trace(answer, &trace),
+            None => answer,
+        }
     }
 
     type ModelStreamInferStream = BoxStream<'static, Result<ModelStreamInferResponse, Status>>;
@@ -170,7 +190,9 @@ impl GrpcInferenceService for Service {
         &self,
         request: Request<Streaming<ModelInferRequest>>,
     ) -> Result<Response<Self::ModelStreamInferStream>, Status> {
-        Ok(Response::new(infer::stream(Arc::clone(&self.0), request.into_inner())))
+        let headers =
+            if self.0.state.tracer.is_some() { request.metadata().as_ref().clone() } else { HeaderMap::new() };
+        Ok(Response::new(infer::stream(Arc::clone(&self.0), headers, request.into_inner())))
     }
 
     async fn model_config(
@@ -259,7 +281,7 @@ impl GrpcInferenceService for Service {
     }
 
     async fn trace_setting(&self, _: Request<TraceSettingRequest>) -> Result<Response<TraceSettingResponse>, Status> {
-        refused(&ApiError::Unsupported("tracing"))
+        refused(&ApiError::Unsupported("tracing by request"))
     }
 
     async fn log_settings(

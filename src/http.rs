@@ -1,6 +1,6 @@
 //! HTTP: the Open Inference Protocol as a skin over the batcher's handle.
 //!
-//! A request passes `edge` (request id, tracing span, panic to 500, bodies left `unread`), then its route. Of the inference path, `body` reads
+//! A request passes `edge` (request id, log span, `traced`, panic to 500, bodies left `unread`), then its route. Of the inference path, `body` reads
 //! within limits, `decode`, `reader`, `data` (with `fast`) and `binary` make an [`InferRequest`](crate::model::InferRequest) of it,
 //! and `inference`, which all protocols have in common, compares it with its model
 //! ([`ValidRequest`](crate::model::ValidRequest)) and has the batcher answer; `encode` writes. Every
@@ -40,6 +40,7 @@ mod statistics;
 mod status;
 mod text;
 mod tls;
+mod traced;
 mod unread;
 
 pub use access::{ApiKeys, KeyRing};
@@ -64,14 +65,17 @@ pub(crate) use path::{ModelPath, version};
 pub(crate) use repository::{controller, index_of};
 pub(crate) use statistics::statistics_of;
 pub(crate) use status::not_ready;
+pub(crate) use traced::Traced;
 
 use crate::batcher::Batcher;
 use crate::clock::Clock;
 use crate::metrics::Stage;
 use crate::model::{MemoryUsage, ModelSpec, Table};
 use crate::repository::Controller;
+use crate::trace::{TRACE_PARENT, TRACE_RESPONSE, TRACE_STATE, Trace, Tracer};
 use arc_swap::ArcSwap;
 use axum::Router;
+use axum::extract::Request;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -137,6 +141,8 @@ pub struct AppState {
     pub spent: Spent,
     /// Times them.
     pub clock: Clock,
+    /// Records requests; `None`: nobody does.
+    pub tracer: Option<Tracer>,
     /// All metrics in the text format of Prometheus.
     pub metrics: Box<dyn Fn() -> String + Send + Sync>,
     /// The keys of those who may ask; `None`: anybody may.
@@ -171,9 +177,17 @@ pub struct Outcome {
     pub failure: Option<Code>,
     /// Its rows; 0 if the request was refused before they were known.
     pub rows: u32,
+    /// The trace that the request is in.
+    pub trace: Option<Trace>,
 }
 
 impl Outcome {
+    /// That of a request which has just come.
+    fn of(state: &AppState, request: &Request) -> Self {
+        let trace = state.tracer.as_ref().and_then(|_| request.extensions().get().cloned());
+        Self { trace, ..Self::default() }
+    }
+
     /// The response of an infer route, with how it ended.
     fn response(mut self, answer: Result<Response, ApiError>) -> Response {
         self.failure = answer.as_ref().err().map(ApiError::code);
@@ -246,6 +260,7 @@ pub fn router(state: Arc<AppState>) -> Router {
         ids: edge::RequestIds::new(),
         body_read_timeout: state.limits.body_read_timeout,
         phase: state.phase.clone(),
+        tracer: state.tracer.clone(),
     };
     let origins = state.cors_origins.clone();
     let guarded = Arc::clone(&state);
@@ -288,9 +303,15 @@ pub fn router(state: Arc<AppState>) -> Router {
 
 /// What browsers are told, and what pages may see of an answer beyond what they may see of any.
 fn cors(origins: &[String]) -> CorsLayer {
-    const SENT: [HeaderName; 4] =
-        [header::AUTHORIZATION, header::CONTENT_ENCODING, header::CONTENT_TYPE, binary::JSON_LENGTH];
-    const SEEN: [HeaderName; 3] = [binary::JSON_LENGTH, header::RETRY_AFTER, edge::REQUEST_ID];
+    const SENT: [HeaderName; 6] = [
+        header::AUTHORIZATION,
+        header::CONTENT_ENCODING,
+        header::CONTENT_TYPE,
+        binary::JSON_LENGTH,
+        TRACE_PARENT,
+        TRACE_STATE,
+    ];
+    const SEEN: [HeaderName; 4] = [binary::JSON_LENGTH, header::RETRY_AFTER, edge::REQUEST_ID, TRACE_RESPONSE];
     let origin = match origins {
         [any] if any == "*" => AllowOrigin::any(),
         _ => AllowOrigin::list(origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok())),

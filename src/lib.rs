@@ -26,7 +26,7 @@
 //! [`simulate`] scales a fleet of schedulers in virtual time;
 //! [`grpc`] is a second skin beside [`http`], over the same ways in and out; [`server`] assembles and ends everything; [`cli`] is what a person types; [`clock`] is the one place that reads the time;
 //! [`tensor`] and [`units`] are the words
-//! that all others use. [`text`] makes tokens of texts and one vector of many, on threads of its own.
+//! that all others use; [`trace`] has spans of what it is told made and sent, if anybody wants them. [`text`] makes tokens of texts and one vector of many, on threads of its own.
 //!
 //! # Directions
 //! `tests/tidy.rs` holds the table of who may name whom and fails on anything else. The scheduler names only [`units`].
@@ -79,4 +79,5 @@ pub mod signal;
 pub mod simulate;
 pub mod tensor;
 pub mod text;
+pub mod trace;
 pub mod units;

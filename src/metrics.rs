@@ -10,7 +10,7 @@ mod process;
 mod readings;
 mod triton;
 
-pub use model::{ModelMetrics, Stage};
+pub use model::{ModelMetrics, Stage, limit_name};
 pub use readings::DeviceReading;
 pub use triton::{RequestTimes, Triton};
 
@@ -24,8 +24,8 @@ use model::ModelFamilies;
 use process::Process;
 use prometheus::core::Collector;
 use prometheus::{
-    CounterVec, Encoder, Gauge, GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts,
-    Registry, TextEncoder,
+    CounterVec, Encoder, Gauge, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    IntGaugeVec, Opts, Registry, TextEncoder,
 };
 use readings::Readings;
 use std::collections::BTreeMap;
@@ -44,6 +44,18 @@ pub struct Metrics {
     saturation_model_maximum: Gauge,
     saturation_pod: Gauge,
     desired_replicas: Gauge,
+    spans: SpanCounts,
+}
+
+/// What has become of spans.
+#[derive(Clone, Debug)]
+pub struct SpanCounts {
+    /// The collector has taken them.
+    pub exported: IntCounter,
+    /// There was no room for them.
+    pub dropped: IntCounter,
+    /// The collector was not there, or did not want them.
+    pub failed: IntCounter,
 }
 
 /// A request inside HTTP.
@@ -74,6 +86,8 @@ impl Metrics {
         let build = built.gauges("build_info", "Always 1.", &["version"]);
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         built.register(Ok(Process::new()));
+        let spans = built.counters("trace_spans_total", "Spans by what became of them.", &["outcome"]);
+        let spans = |outcome| spans.with_label_values(&[outcome]);
         Self {
             families: ModelFamilies::new(&built),
             models: ArcSwap::default(),
@@ -85,8 +99,15 @@ impl Metrics {
             saturation_model_maximum: built.gauge("saturation_model_maximum", "The most saturated model."),
             saturation_pod: built.gauge("saturation_pod", "The most saturated device, over its models: scale on this."),
             desired_replicas: built.gauge("desired_replicas", "saturation_pod over scaling.target, not rounded."),
+            spans: SpanCounts { exported: spans("exported"), dropped: spans("dropped"), failed: spans("failed") },
             registry: registry.clone(),
         }
+    }
+
+    /// What counts spans.
+    #[must_use]
+    pub fn spans(&self) -> SpanCounts {
+        self.spans.clone()
     }
 
     /// One more request is inside HTTP, until the guard goes; a client that leaves takes its guard with it.

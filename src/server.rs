@@ -4,6 +4,7 @@ use crate::admin;
 mod drain;
 mod ports;
 mod secrets;
+mod traces;
 
 use crate::batcher::{Control, Loop};
 use crate::clock::Clock;
@@ -63,7 +64,8 @@ async fn serve_until_signal(
     let metrics = Arc::new(Metrics::new());
     let max_in_flight = config.http.max_in_flight_requests.get();
     let (batcher_loop, ends) = Loop::new(max_in_flight, config.scaling, clock, Arc::clone(&metrics));
-    let batching = tokio::spawn(batcher_loop.run());
+    let (tracer, exporting) = traces::start(&config.tracing, clock, &metrics)?;
+    let batching = tokio::spawn(batcher_loop.traced(tracer.clone()).run());
 
     let models = Arc::new(ArcSwap::from_pointee(Table::default()));
     let (tell, lost) = oneshot::channel();
@@ -86,6 +88,7 @@ async fn serve_until_signal(
     state.memory = memory.clone().usage();
     state.admin = secrets.admin_token.clone().map(|token| memory.admin(token));
     state.keys = secrets.keys.clone();
+    state.tracer = tracer;
     let state = Arc::new(state);
     let counted = Arc::clone(&metrics);
     let calls = grpc::router(grpc::Grpc {
@@ -97,7 +100,7 @@ async fn serve_until_signal(
     let serving = tokio::spawn(ports.serve(Apps { http: app, grpc: calls }, &config, secrets.tls.clone(), phases));
     let following = tokio::spawn(secrets.follow());
 
-    let parts = Parts { batching, managing, sampling, following, serving };
+    let parts = Parts { batching, managing, sampling, following, serving, exporting };
     until_the_end(&config, (&phase, &ends.control), parts, (&mut signals, lost)).await
 }
 
@@ -162,6 +165,7 @@ fn app_state(
             }
         }),
         clock,
+        tracer: None,
         metrics: Box::new(move || String::from_utf8_lossy(&metrics.encode()).into_owned()),
         keys: None,
         cors_origins: config.http.cors_origins.clone(),

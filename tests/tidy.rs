@@ -7,9 +7,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Which modules each module may name. A module that is not here is a new part of the architecture: say what it may use.
-const DIRECTIONS: [(&str, &[&str]); 21] = [
+const DIRECTIONS: [(&str, &[&str]); 22] = [
     ("main", &["cli", "profile", "runtime", "server"]),
-    ("cli", &["config", "keys", "model", "profile", "repository", "simulate", "tensor", "units"]),
+    ("cli", &["config", "keys", "model", "profile", "repository", "simulate", "tensor", "trace", "units"]),
     // Measures on the same device as the server, with the same loader.
     ("profile", &["clock", "config", "memory", "model", "repository", "runtime", "scheduler", "server", "units"]),
     (
@@ -28,6 +28,7 @@ const DIRECTIONS: [(&str, &[&str]); 21] = [
             "runtime",
             "sampler",
             "text",
+            "trace",
             "units",
         ],
     ),
@@ -35,18 +36,20 @@ const DIRECTIONS: [(&str, &[&str]); 21] = [
     ("admin", &["clock", "config", "http", "keys", "memory", "model", "units"]),
     ("sampler", &["batcher", "clock", "memory", "metrics", "scheduler", "units"]),
     // Another skin over the same handle; what both say and refuse is said by HTTP's functions.
-    ("grpc", &["batcher", "http", "metrics", "model", "tensor", "units"]),
+    ("grpc", &["batcher", "http", "metrics", "model", "tensor", "trace", "units"]),
     // Of the repository, the handle that loads and unloads.
-    ("http", &["batcher", "clock", "metrics", "model", "repository", "tensor", "text", "units"]),
+    ("http", &["batcher", "clock", "metrics", "model", "repository", "tensor", "text", "trace", "units"]),
     // The loader hands what it loads to the batcher, with a plan for the scheduler.
     (
         "repository",
         &["batcher", "clock", "config", "keys", "memory", "metrics", "model", "runtime", "scheduler", "text", "units"],
     ),
-    ("batcher", &["clock", "metrics", "model", "runtime", "scheduler", "signal", "tensor", "units"]),
+    ("batcher", &["clock", "metrics", "model", "runtime", "scheduler", "signal", "tensor", "trace", "units"]),
     ("runtime", &["clock", "memory", "model", "tensor", "units"]),
-    ("config", &["keys", "model", "signal", "units"]),
+    ("config", &["keys", "model", "signal", "trace", "units"]),
     ("metrics", &["memory", "scheduler", "signal", "units"]),
+    // Told of instants and stages; what is made of them concerns nobody else.
+    ("trace", &["clock", "metrics", "units"]),
     // The scheduler and the signal under a virtual clock.
     ("simulate", &["scheduler", "signal", "units"]),
     // Pure, as the scheduler: what it is made of comes in as numbers.

@@ -25,8 +25,8 @@ impl Loop {
     }
 
     pub(super) fn finish(&mut self, id: RequestId) {
-        let pending = self.pending.remove(id).expect("the scheduler finishes only what is pending");
-        self.count_answer(&pending);
+        let mut pending = self.pending.remove(id).expect("the scheduler finishes only what is pending");
+        self.count_answer(&mut pending);
         let times = RequestTimes {
             total: self.clock.now().since(pending.arrived),
             queue: pending.dispatched.unwrap_or(pending.arrived).since(pending.arrived),
@@ -41,8 +41,8 @@ impl Loop {
     }
 
     pub(super) fn reject(&mut self, id: RequestId, rejection: Rejection) {
-        let pending = self.pending.remove(id).expect("the scheduler rejects only what is pending");
-        self.count_failure(&pending);
+        let mut pending = self.pending.remove(id).expect("the scheduler rejects only what is pending");
+        self.count_failure(&mut pending);
         if let Some(model) = self.models.get(&pending.request.model.id) {
             model.metrics.rejected(&rejection);
         }

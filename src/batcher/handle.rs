@@ -3,6 +3,7 @@
 use super::statistics::Statistics;
 use crate::model::{InferResponse, ValidRequest};
 use crate::scheduler::Rejection;
+use crate::trace::Trace;
 use crate::units::{ModelId, RequestId};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -48,6 +49,8 @@ pub(super) enum Message {
 pub(super) struct Arrival {
     pub(super) id: RequestId,
     pub(super) request: ValidRequest,
+    /// The trace that it is recorded in.
+    pub(super) trace: Option<Trace>,
     pub(super) ticket: Ticket,
     pub(super) reply: Reply,
 }
@@ -122,6 +125,15 @@ impl Batcher {
     /// # Errors
     /// See [`InferError`].
     pub async fn infer(&self, request: ValidRequest) -> Result<InferResponse, InferError> {
+        self.infer_in(request, None).await
+    }
+
+    /// As [`Self::infer`]; the way is recorded in a trace.
+    ///
+    /// # Errors
+    /// See [`InferError`].
+    pub async fn infer_in(&self, request: ValidRequest, trace: Option<Trace>) -> Result<InferResponse, InferError> {
+        let trace = trace.filter(Trace::is_recorded);
         let permit = Arc::clone(&self.in_flight).try_acquire_owned().map_err(|_| InferError::Overloaded)?;
         let reserve = || self.messages.clone().try_reserve_owned();
         let full = |error: mpsc::error::TrySendError<_>| match error {
@@ -132,7 +144,7 @@ impl Batcher {
         let cancel = reserve().map_err(full)?;
         let id = RequestId(self.next_id.fetch_add(1, Ordering::Relaxed));
         let (reply, answer) = oneshot::channel();
-        arrive.send(Message::Arrive(Arrival { id, request, ticket: Ticket { _permit: permit }, reply }));
+        arrive.send(Message::Arrive(Arrival { id, request, trace, ticket: Ticket { _permit: permit }, reply }));
         let mut guard = CancelOnDrop { id, place: Some(cancel) };
         let answer = answer.await;
         guard.place = None;

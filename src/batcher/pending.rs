@@ -6,6 +6,7 @@ use crate::runtime::batch::Stages;
 use crate::scheduler::Rejection;
 use crate::tensor::Tensor;
 use crate::tensor::rows::{self, ConcatError};
+use crate::trace::{Run, Trace};
 use crate::units::{Instant, RequestId, Rows};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,6 +26,10 @@ pub(super) struct Pending {
     pub(super) fault: Option<String>,
     /// Gathering, computing and scattering, of all batches that it had rows in.
     pub(super) batches: [Duration; 3],
+    /// The trace that it is recorded in.
+    pub(super) trace: Option<Trace>,
+    /// Its parts in batches, if it is recorded.
+    pub(super) runs: Vec<Run>,
     parts: Vec<(Rows, Vec<Tensor>)>,
     reply: Reply,
     _ticket: Ticket,
@@ -81,13 +86,15 @@ pub(super) struct PendingTable {
 
 impl PendingTable {
     pub(super) fn insert(&mut self, arrival: Arrival, now: Instant) {
-        let Arrival { id, request, ticket, reply } = arrival;
+        let Arrival { id, request, trace, ticket, reply } = arrival;
         let pending = Pending {
             request: Arc::new(request),
             arrived: now,
             dispatched: None,
             fault: None,
             batches: Default::default(),
+            trace,
+            runs: Vec::new(),
             parts: Vec::new(),
             reply,
             _ticket: ticket,

@@ -63,17 +63,21 @@ impl Loop {
     }
 
     /// Counts a request that is answered now.
-    pub(super) fn count_answer(&mut self, pending: &Pending) {
-        let whole = self.clock.now().since(pending.arrived);
+    pub(super) fn count_answer(&mut self, pending: &mut Pending) {
+        let now = self.clock.now();
+        let whole = now.since(pending.arrived);
+        pending.trace_way(now);
         if let Some(model) = self.models.get_mut(&pending.request.model.id) {
             let [gather, compute, scatter] = pending.batches;
-            model.statistics.answered(whole, Stages { gather, compute, scatter, overlapped: false });
+            model.statistics.answered(whole, Stages { gather, compute, scatter, ..Stages::default() });
         }
     }
 
     /// Counts a request that has no answer, or nobody who waits for one.
-    pub(super) fn count_failure(&mut self, pending: &Pending) {
-        let whole = self.clock.now().since(pending.arrived);
+    pub(super) fn count_failure(&mut self, pending: &mut Pending) {
+        let now = self.clock.now();
+        let whole = now.since(pending.arrived);
+        pending.trace_way(now);
         if let Some(model) = self.models.get_mut(&pending.request.model.id) {
             model.statistics.failed(whole);
         }

@@ -12,6 +12,7 @@ use crate::scheduler::{
     Action, Dispatch, Input, MemorySample, ModelPlan, Observation, Outcome, Rejection, RequestMeta, Scheduler,
 };
 use crate::signal::{Scaling, Signals};
+use crate::trace::Tracer;
 use crate::units::{BatchId, InstanceId, Instant, ModelId};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -111,12 +112,15 @@ pub(super) struct LoadedModel {
 pub(super) struct Flight {
     pub(super) model: ModelId,
     pub(super) dispatch: Dispatch,
+    pub(super) begun: Instant,
 }
 
 /// The batcher's task.
 pub struct Loop {
     pub(super) clock: Clock,
     pub(super) metrics: Arc<Metrics>,
+    /// Records batches and the ways of requests; `None`: nobody does.
+    pub(super) tracer: Option<Tracer>,
     pub(super) signals: Signals,
     pub(super) scheduler: Scheduler,
     pub(super) pending: PendingTable,
@@ -149,6 +153,7 @@ impl Loop {
             trim: Arc::clone(&trim),
             clock,
             metrics,
+            tracer: None,
             signals: Signals::new(scaling),
             scheduler: Scheduler::new(),
             pending: PendingTable::default(),
@@ -165,6 +170,12 @@ impl Loop {
             next_publication: Instant::default(),
         };
         (this, Ends { batcher, control, completions: completion_sender, events: event_receiver, trim })
+    }
+
+    /// The same, recording what becomes of requests that are in a trace.
+    #[must_use]
+    pub fn traced(self, tracer: Option<Tracer>) -> Self {
+        Self { tracer, ..self }
     }
 
     /// Runs until a drain is complete, or until whoever controls it is gone.
@@ -239,8 +250,8 @@ impl Loop {
             Message::Arrive(arrival) => self.arrive(arrival),
             Message::Cancel(id) => {
                 let gone = self.pending.remove(id);
-                if let Some(pending) = gone {
-                    self.count_failure(&pending);
+                if let Some(mut pending) = gone {
+                    self.count_failure(&mut pending);
                     if let Some(model) = self.models.get(&pending.request.model.id) {
                         model.metrics.triton.cancelled();
                     }
@@ -306,8 +317,8 @@ impl Loop {
             }
             Control::Abandon => {
                 self.handle(Input::Drain);
-                for (id, pending) in self.pending.take() {
-                    self.count_failure(&pending);
+                for (id, mut pending) in self.pending.take() {
+                    self.count_failure(&mut pending);
                     self.handle(Input::Cancel(id));
                     pending.fail(InferError::Rejected(Rejection::Draining));
                 }
@@ -377,7 +388,7 @@ impl Loop {
         let worker = self.workers.get(&dispatch.instance);
         let sent = worker.is_some_and(|worker| worker.batches.try_send(batch).is_ok());
         let (id, instance, model) = (dispatch.batch, dispatch.instance, dispatch.model);
-        self.flights.insert(id, Flight { model, dispatch });
+        self.flights.insert(id, Flight { model, dispatch, begun: now });
         if !sent {
             self.lost(id, model, instance, "its thread has ended".to_owned());
         }
@@ -387,6 +398,7 @@ impl Loop {
         let Some(flight) = self.flights.remove(&completion.batch) else { return };
         let model = flight.model;
         self.observe(&flight, &completion);
+        self.trace_batch(&flight, &completion);
         let outcome = match completion.result {
             Ok(outputs) => {
                 self.count_batch(&flight, completion.stages);

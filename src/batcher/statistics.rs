@@ -96,7 +96,7 @@ fn within(whole: Duration, stages: Stages) -> Stages {
     let share = whole.as_secs_f64() / total.as_secs_f64();
     let (gather, scatter) = (stages.gather.mul_f64(share).min(whole), stages.scatter.mul_f64(share));
     let scatter = scatter.min(whole - gather);
-    Stages { gather, scatter, compute: whole - gather - scatter, overlapped: stages.overlapped }
+    Stages { gather, scatter, compute: whole - gather - scatter, ..stages }
 }
 
 #[cfg(test)]
@@ -105,7 +105,7 @@ mod tests {
 
     fn stages(gather: u64, compute: u64, scatter: u64) -> Stages {
         let [gather, compute, scatter] = [gather, compute, scatter].map(Duration::from_millis);
-        Stages { gather, compute, scatter, overlapped: false }
+        Stages { gather, compute, scatter, ..Stages::default() }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The flags: each is an environment variable and a key of the configuration as well.
 
+use super::otel;
 use crate::config::{Config, Override};
 use crate::keys::Origin;
 use clap::parser::ValueSource;
@@ -52,6 +53,10 @@ pub struct Options {
     /// Which log lines there are, such as debug or info,concertina::http=debug [key: log.level]
     #[arg(long, value_name = "LEVEL", env = "CONCERTINA_LOG_LEVEL")]
     log_level: Option<String>,
+    /// Where an OpenTelemetry collector listens for spans (OTLP over gRPC), such as http://127.0.0.1:4317 [key:
+    /// tracing.endpoint]
+    #[arg(long, value_name = "URL", env = "CONCERTINA_TRACING_ENDPOINT")]
+    tracing_endpoint: Option<String>,
     /// Any key of the configuration, such as --set model.max_batch_size=8; may be given several times
     #[arg(long, value_name = "KEY=VALUE", value_parser = key_and_value)]
     set: Vec<(String, String)>,
@@ -120,6 +125,7 @@ impl Options {
             ("drain_grace", "drain.grace", &self.drain_grace),
             ("log_format", "log.format", &self.log_format),
             ("log_level", "log.level", &self.log_level),
+            ("tracing_endpoint", "tracing.endpoint", &self.tracing_endpoint),
         ];
         let named = flags.into_iter().filter_map(|(id, key, value)| {
             let source = matches.and_then(|matches| matches.value_source(id));
@@ -141,6 +147,7 @@ impl Options {
         // The environment comes before every flag, and --set before a flag of its own: the more explicit one is the last.
         let (environment, named): (Vec<_>, Vec<_>) =
             named.partition(|given| matches!(given.origin, Origin::Environment(_)));
-        environment.into_iter().chain(set).chain(named).collect()
+        let standard = otel::overrides(&|name| std::env::var(name).ok());
+        standard.into_iter().chain(environment).chain(set).chain(named).collect()
     }
 }

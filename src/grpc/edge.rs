@@ -31,7 +31,7 @@ pub(super) async fn edge(State(grpc): State<Arc<Grpc>>, request: Request, next: 
     if let Err(error) = call.allowed(&grpc.state, request.headers()) {
         return failed(&error);
     }
-    let span = tracing::info_span!("call", path = request.uri().path());
+    let span = tracing::info_span!("call", path = request.uri().path(), trace_id = tracing::field::Empty);
     let limits = &grpc.state.limits;
     let gate = Gate {
         message_bytes: call.message_bytes().min(limits.body_bytes),

@@ -1,18 +1,20 @@
 //! One inference, and a stream of them.
 
+use super::proto::grpc_inference_service_server::SERVICE_NAME;
 use super::proto::infer_parameter::ParameterChoice;
 use super::proto::model_infer_response::InferOutputTensor;
 use super::proto::{InferParameter, ModelInferRequest, ModelInferResponse, ModelStreamInferResponse};
 use super::status::status;
 use super::{Grpc, decode, path};
 use crate::batcher::{InferError, Rejection};
-use crate::http::{ApiError, Inference, Outcome, Room};
+use crate::http::{ApiError, Inference, Outcome, Room, Traced};
 use crate::model::{InferResponse, ModelSpec};
+use axum::http::HeaderMap;
 use futures_util::stream::{BoxStream, StreamExt as _};
 use prost::Message as _;
 use std::sync::Arc;
 use std::time::Duration;
-use tonic::{Status, Streaming};
+use tonic::{Code, Status, Streaming};
 
 /// Whether an answer is the last one to its request; in a stream, clients of models with several answers look for it.
 const FINAL: &str = "triton_final_response";
@@ -31,14 +33,24 @@ impl Taken {
     }
 }
 
+/// The span of a request by this method, whose call has come with these headers; `None`: nobody records it.
+pub(super) fn traced(grpc: &Grpc, headers: &HeaderMap, method: &'static str) -> Option<Traced> {
+    let tracer = grpc.state.tracer.as_ref()?;
+    let trace = tracer.begin(headers);
+    tracing::Span::current().record("trace_id", tracing::field::display(trace.id()));
+    Some(Traced::call(trace, SERVICE_NAME, method))
+}
+
 /// Answers one request and counts it. `budget` is how long the client waits at all.
 pub(super) async fn infer(
     grpc: &Grpc,
     request: Taken,
     budget: Option<Duration>,
+    traced: Option<Traced>,
 ) -> Result<ModelInferResponse, ApiError> {
     let ended = (grpc.begins)();
-    let mut outcome = Outcome::default();
+    let trace = traced.as_ref().map(|traced| traced.trace().clone());
+    let mut outcome = Outcome { trace, ..Outcome::default() };
     let answer = answer(grpc, request, budget, &mut outcome);
     let result = match budget {
         None => answer.await,
@@ -48,6 +60,10 @@ pub(super) async fn infer(
     };
     outcome.failure = result.as_ref().err().map(ApiError::code);
     ended(&outcome);
+    if let Some(traced) = traced {
+        let code = result.as_ref().err().map_or(Code::Ok, |error| status(error).code());
+        traced.called(&outcome, code);
+    }
     result
 }
 
@@ -96,6 +112,7 @@ fn encode(model: &ModelSpec, id: String, answer: InferResponse) -> Result<ModelI
 /// place, and the stream goes on; only what makes the stream itself unreadable ends it.
 pub(super) fn stream(
     grpc: Arc<Grpc>,
+    headers: HeaderMap,
     requests: Streaming<ModelInferRequest>,
 ) -> BoxStream<'static, Result<ModelStreamInferResponse, Status>> {
     let at_once = grpc.stream_requests.get();
@@ -103,15 +120,19 @@ pub(super) fn stream(
         .map(move |message| {
             let grpc = Arc::clone(&grpc);
             let id = message.as_ref().map(|message| message.id.clone()).unwrap_or_default();
-            let request = message.map(|message| Taken::new(&grpc, message));
-            async move { Ok(in_place(&grpc, request?, id).await) }
+            let request =
+                message.map(|message| (Taken::new(&grpc, message), traced(&grpc, &headers, "ModelStreamInfer")));
+            async move {
+                let (request, traced) = request?;
+                Ok(in_place(&grpc, request, traced, id).await)
+            }
         })
         .buffered(at_once)
         .boxed()
 }
 
-async fn in_place(grpc: &Grpc, request: Taken, id: String) -> ModelStreamInferResponse {
-    let (mut response, error_message) = match infer(grpc, request, None).await {
+async fn in_place(grpc: &Grpc, request: Taken, traced: Option<Traced>, id: String) -> ModelStreamInferResponse {
+    let (mut response, error_message) = match infer(grpc, request, None, traced).await {
         Ok(response) => (response, String::new()),
         Err(error) => {
             let words = status(&error).message().to_owned();

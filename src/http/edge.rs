@@ -3,7 +3,9 @@
 
 use super::Phase;
 use super::error::ApiError;
+use super::traced::Traced;
 use super::unread::Unread;
+use crate::trace::Tracer;
 use axum::extract::{Request, State};
 use axum::http::header::CONNECTION;
 use axum::http::{HeaderName, HeaderValue, Version};
@@ -52,10 +54,12 @@ pub(super) struct Edge {
     pub(super) body_read_timeout: Duration,
     /// Where the process is in its life.
     pub(super) phase: watch::Receiver<Phase>,
+    /// Records requests; `None`: nobody does.
+    pub(super) tracer: Option<Tracer>,
 }
 
 /// The middleware around all routes.
-pub(super) async fn edge(State(edge): State<Edge>, request: Request, next: Next) -> Response {
+pub(super) async fn edge(State(edge): State<Edge>, mut request: Request, next: Next) -> Response {
     let version = request.version();
     let id = match request.headers().get(REQUEST_ID) {
         Some(given) if acceptable(given.as_bytes()) => given.clone(),
@@ -65,12 +69,20 @@ pub(super) async fn edge(State(edge): State<Edge>, request: Request, next: Next)
         "request",
         id = id.to_str().unwrap_or_default(),
         method = %request.method(),
-        path = request.uri().path()
+        path = request.uri().path(),
+        trace_id = tracing::field::Empty
     );
+    let traced = edge.tracer.as_ref().and_then(|tracer| Traced::http(tracer, &mut request));
+    if let Some(traced) = &traced {
+        span.record("trace_id", tracing::field::display(traced.trace().id()));
+    }
     let (request, unread) = Unread::watch(request);
     let mut response = caught(next.run(request), || ApiError::Internal.into_response()).instrument(span).await;
     unread.settle(&mut response, edge.body_read_timeout).await;
     response.headers_mut().insert(REQUEST_ID, id);
+    if let Some(traced) = traced {
+        traced.answered(&mut response);
+    }
     // From the announcement on kept connections are given up one by one, so that their clients find another server.
     if *edge.phase.borrow() > Phase::Serving && version <= Version::HTTP_11 {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));

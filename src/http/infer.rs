@@ -15,7 +15,7 @@ pub(super) async fn infer(
     path: Result<ModelPath, ApiError>,
     request: Request,
 ) -> Response {
-    let mut outcome = Outcome::default();
+    let mut outcome = Outcome::of(&state, &request);
     let answer = answer(&state, path, request, &mut outcome).await;
     outcome.response(answer)
 }

@@ -39,8 +39,13 @@ impl<'a> Inference<'a> {
         }
         self.outcome.rows = request.rows;
         (state.offered)(model, request.rows);
-        (state.spent)(model, Stage::Decode, state.clock.now().since(self.begun));
-        let mut answer = state.batcher.infer(request).await?;
+        let read = state.clock.now();
+        (state.spent)(model, Stage::Decode, read.since(self.begun));
+        let trace = self.outcome.trace.clone();
+        if let Some(trace) = &trace {
+            trace.stage(Stage::Decode, self.begun, read);
+        }
+        let mut answer = state.batcher.infer_in(request, trace).await?;
         self.begun = state.clock.now();
         for (output, &most) in answer.outputs.iter_mut().zip(classes).filter(|(_, most)| **most > 0) {
             rank(model, output, most).await?;
@@ -50,8 +55,12 @@ impl<'a> Inference<'a> {
 
     /// To be called when the answer is written.
     pub(crate) fn written(self) {
-        let Self { state, model, begun, .. } = self;
-        (state.spent)(&model, Stage::Encode, state.clock.now().since(begun));
+        let Self { state, model, begun, outcome } = self;
+        let written = state.clock.now();
+        (state.spent)(&model, Stage::Encode, written.since(begun));
+        if let Some(trace) = &outcome.trace {
+            trace.stage(Stage::Encode, begun, written);
+        }
     }
 }
 

@@ -105,7 +105,7 @@ pub(super) async fn predict(
     target: Result<Target, ApiError>,
     request: Request,
 ) -> Response {
-    let mut outcome = Outcome::default();
+    let mut outcome = Outcome::of(&state, &request);
     let answer = answer(&state, target, request, &mut outcome).await;
     outcome.response(answer)
 }

@@ -19,6 +19,7 @@ use crate::model::text::vectors;
 use crate::model::{ModelSpec, TextModel};
 use crate::tensor::Tensor;
 use crate::text::{Cut, Fault, Place, Pool, Tokens};
+use crate::units::Instant;
 use axum::body::Body;
 use axum::extract::{Path, Request};
 use axum::http::header::CONTENT_TYPE;
@@ -93,6 +94,15 @@ impl<'a> Work<'a> {
         Ok((work, parsed?, room))
     }
 
+    /// Says that a stage has ended.
+    fn spent(&self, model: &ModelSpec, stage: Stage, begun: Instant) {
+        let ended = self.state.clock.now();
+        (self.state.spent)(model, stage, ended.since(begun));
+        if let Some(trace) = &self.outcome.trace {
+            trace.stage(stage, begun, ended);
+        }
+    }
+
     /// Has work done by the threads.
     async fn on_pool<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, ApiError> {
         self.state.texts.pool.run(&self.place, work).await.map_err(|_| ApiError::Internal)
@@ -150,7 +160,7 @@ impl<'a> Work<'a> {
         let done = stream::iter(ranges.into_iter().map(work)).buffered(self.state.texts.pool.threads());
         let pieces: Vec<Result<Vec<Tokens>, ApiError>> = done.try_collect().await?;
         let tokens: Vec<Tokens> = pieces.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
-        (self.state.spent)(model, Stage::Decode, self.state.clock.now().since(begun));
+        self.spent(model, Stage::Decode, begun);
         Ok(tokens)
     }
 
@@ -169,7 +179,7 @@ impl<'a> Work<'a> {
             let lengths: Vec<usize> = part.rows.iter().map(|row| tokens[*row].ids.len()).collect();
             let work = &*self;
             async move {
-                let mut answer = work.state.batcher.infer(part.request).await?;
+                let mut answer = work.state.batcher.infer_in(part.request, work.outcome.trace.clone()).await?;
                 let tensor = answer.outputs.pop().ok_or(ApiError::Internal)?.tensor;
                 let read = work.on_pool(move || read(&tensor, &lengths)).await?;
                 let read = read.map_err(|reason| ApiError::Infer(InferError::Model(reason)))?;
@@ -219,7 +229,7 @@ impl<'a> Work<'a> {
     ) -> Result<Response, ApiError> {
         let begun = self.state.clock.now();
         let body = self.on_pool(write).await??;
-        (self.state.spent)(model, Stage::Encode, self.state.clock.now().since(begun));
+        self.spent(model, Stage::Encode, begun);
         let mut response = Response::new(Body::from(body));
         response.headers_mut().insert(CONTENT_TYPE, JSON);
         Ok(response)

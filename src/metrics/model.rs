@@ -52,6 +52,20 @@ const STAGES: [(Stage, &str); 7] = [
     (Stage::Encode, "encode"),
 ];
 
+impl Stage {
+    /// What it is called.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        STAGES.iter().find(|(other, _)| *other == self).map_or("", |(_, name)| name)
+    }
+}
+
+/// What a limit of batches is called.
+#[must_use]
+pub fn limit_name(limit: LimitedBy) -> &'static str {
+    LIMITS.iter().find(|(other, _)| *other == limit).map_or("", |(_, name)| name)
+}
+
 const LIMITS: [(LimitedBy, &str); 7] = [
     (LimitedBy::Rows, "rows"),
     (LimitedBy::Bytes, "bytes"),

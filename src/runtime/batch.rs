@@ -2,7 +2,7 @@
 
 use crate::model::ValidRequest;
 use crate::tensor::Tensor;
-use crate::units::{BatchId, ByteSize, InstanceId, Rows};
+use crate::units::{BatchId, ByteSize, InstanceId, Instant, Rows};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -57,6 +57,8 @@ pub struct Stages {
     pub scatter: Duration,
     /// Whether the device computed one batch while the host gathered and scattered others.
     pub overlapped: bool,
+    /// When gathering, computing and scattering began; zero: they did not.
+    pub begun: [Instant; 3],
 }
 
 impl Stages {

@@ -56,7 +56,8 @@ pub struct Plan {
 #[derive(Debug)]
 pub(super) struct Ready {
     staged: Result<Staged, RunError>,
-    gather: Duration,
+    /// When gathering began, and how long it took.
+    gather: (Instant, Duration),
     /// Rows that will run.
     rows: Rows,
     /// Whether a recording of so many rows is to be played.
@@ -110,7 +111,7 @@ impl Session {
         if matches!(staged, Err(RunError::OutOfMemory { .. })) && make_room(&self.graphs, &self.arena) {
             staged = stage();
         }
-        Ready { staged, gather: clock.now().since(started), rows, recorded: recorded.is_some() }
+        Ready { staged, gather: (started, clock.now().since(started)), rows, recorded: recorded.is_some() }
     }
 
     /// Puts the run of a staged batch into the stream. No other may be running.
@@ -133,7 +134,7 @@ impl Session {
             (Err(error), ..) => Err(error),
             _ => Err(RunError::Lost("the session has no model, or no device".to_owned())),
         };
-        let stages = Stages { gather: ready.gather, overlapped: true, ..Stages::default() };
+        let stages = launched(ready.gather, started);
         Running { slot, outputs, started, stages, stats: RunStats::default(), recorded: false }
     }
 
@@ -158,7 +159,7 @@ impl Session {
             return self.launch(batch, again, clock);
         };
         let slot = ready.staged.as_ref().map_or(0, |staged| staged.slot);
-        let stages = Stages { gather: ready.gather, overlapped: true, ..Stages::default() };
+        let stages = launched(ready.gather, started);
         // What the same rows need without a recording, for it may be dropped at any time.
         let stats = RunStats { footprint: bytes, ..RunStats::default() };
         Running { slot, outputs, started, stages, stats, recorded: true }
@@ -226,6 +227,7 @@ impl Session {
         };
         let result = outputs.and_then(scattered);
         stages.scatter = clock.now().since(started);
+        stages.begun[2] = started;
         Ran { result, stages, bytes: stats.footprint }
     }
 
@@ -359,6 +361,11 @@ pub enum Moment {
     FirstComputes,
     /// The first batch is settled and the second one not launched.
     SecondWaits,
+}
+
+/// The stages of a run that begins now, whose rows were gathered then.
+fn launched((begun, gather): (Instant, Duration), started: Instant) -> Stages {
+    Stages { gather, overlapped: true, begun: [begun, started, Instant::default()], ..Stages::default() }
 }
 
 /// Has recordings dropped, of this instance or else of others; whether there is more room now.

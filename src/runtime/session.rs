@@ -225,6 +225,7 @@ impl Session {
     fn run_stages(&mut self, batch: &Batch, clock: Clock, stages: &mut Stages) -> Result<Vec<Vec<Tensor>>, RunError> {
         let spec = self.spec.clone().ok_or_else(|| RunError::Lost("the session has no model".to_owned()))?;
         let started = clock.now();
+        stages.begun[0] = started;
         let mut shapes = Vec::with_capacity(spec.inputs.len());
         for (index, buffer) in self.buffers.iter_mut().enumerate() {
             let mut target = InArena { buffer, arena: &self.arena };
@@ -232,6 +233,7 @@ impl Session {
         }
         let gathered = clock.now();
         stages.gather = gathered.since(started);
+        stages.begun[1] = gathered;
 
         let mut inputs: Vec<(Cow<'_, str>, SessionInputValue<'_>)> = Vec::with_capacity(spec.inputs.len());
         for ((input, shape), buffer) in spec.inputs.iter().zip(&shapes).zip(&self.buffers) {
@@ -242,6 +244,7 @@ impl Session {
         let outputs = self.inner.run(inputs).map_err(|error| RunError::Model(without_paths(error.message())))?;
         let computed = clock.now();
         stages.compute = computed.since(gathered);
+        stages.begun[2] = computed;
 
         let wanted = Wanted::of(&spec, batch, batch.padded_rows);
         let scattered = self.outputs.scatter((&spec, batch), &wanted, &outputs)?;

@@ -1,5 +1,6 @@
 //! The end: announce, stop accepting, let everything inside end, and answer what does not end in time.
 
+use super::traces::Exporting;
 use crate::batcher::Control;
 use crate::config::Config;
 use crate::http::Phase;
@@ -18,6 +19,8 @@ pub(super) struct Parts {
     pub(super) sampling: JoinHandle<()>,
     pub(super) following: JoinHandle<()>,
     pub(super) serving: JoinHandle<()>,
+    /// Not waited for: who answers requests does not need it.
+    pub(super) exporting: Option<Exporting>,
 }
 
 impl Parts {
@@ -59,6 +62,9 @@ pub(super) async fn drain(
     // The loop ends with the drain and joins its workers: nothing runs when the library's own clean-up begins. A run that
     // takes longer than this is left to the end of the process.
     let ended = tokio::time::timeout(FLUSH, emptied).await.unwrap_or(false);
+    if let Some(exporting) = parts.exporting.take() {
+        exporting.end(FLUSH).await;
+    }
     parts.managing.abort();
     parts.sampling.abort();
     parts.following.abort();

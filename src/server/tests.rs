@@ -48,6 +48,7 @@ fn rig() -> Rig {
         serving: tokio::spawn(async move {
             let _ = closing.wait_for(|phase| *phase == Phase::Closing).await;
         }),
+        exporting: None,
     };
     Rig { config, phase, control: ends.control.clone(), parts, lost, device, phases, _ends: ends }
 }

@@ -18,3 +18,4 @@ mod socket;
 mod support;
 mod tei;
 mod text;
+mod traces;

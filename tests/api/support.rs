@@ -121,6 +121,7 @@ pub(crate) fn state(specs: Vec<ModelSpec>, capacity: usize, admin: Option<Admin>
         offered: Box::new(|_, _| {}),
         spent: Box::new(|_, _, _| {}),
         clock: Clock::start(),
+        tracer: None,
         phase: phase_receiver,
         metrics: Box::new(|| "up 1\n".to_owned()),
         keys: None,

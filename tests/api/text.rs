@@ -46,7 +46,7 @@ pub(crate) fn text_model(
 }
 
 /// The usual one: at most 12 tokens.
-fn embedder(settings: &str) -> ModelSpec {
+pub(crate) fn embedder(settings: &str) -> ModelSpec {
     let folder = Folder { max_tokens: Some(12), ..Folder::default() };
     model("m", settings, ("sentence_embedding", 2), &folder)
 }

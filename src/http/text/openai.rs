@@ -40,7 +40,7 @@ enum Format {
 }
 
 pub(in crate::http) async fn embeddings(State(state): State<Arc<AppState>>, request: Request) -> Response {
-    let mut outcome = Outcome::default();
+    let mut outcome = Outcome::of(&state, &request);
     let answer = answer(&state, request, &mut outcome).await;
     outcome.response(answer)
 }

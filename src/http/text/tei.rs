@@ -62,7 +62,7 @@ macro_rules! route {
     ($(#[$doc:meta])* $name:ident, $task:ident) => {
         $(#[$doc])*
         pub(in crate::http) async fn $name(State(state): State<Arc<AppState>>, named: Named, request: Request) -> Response {
-            let mut outcome = Outcome::default();
+            let mut outcome = Outcome::of(&state, &request);
             let answer = $task(&state, named, request, &mut outcome).await;
             outcome.response(answer)
         }
