@@ -247,3 +247,17 @@ fn the_default_file_holds_exactly_the_keys_that_are_read_each_with_a_comment() {
     written.sort();
     assert_eq!(written, asked);
 }
+
+#[test]
+fn the_manifests_scale_at_the_target_of_the_configuration() {
+    let target = Config::default().scaling.target;
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("config/kubernetes");
+    for (path, line) in [
+        ("components/autoscale-hpa/autoscaler.yaml", format!("averageValue: {:.0}m}}", 1000.0 * target)),
+        ("components/autoscale-keda/scaled-object.yaml", format!("threshold: \"{target}\"")),
+        ("overlays/kserve/scaled-object.yaml", format!("threshold: \"{target}\"")),
+    ] {
+        let text = std::fs::read_to_string(folder.join(path)).expect(path);
+        assert!(text.contains(&line), "{path} does not say {line}");
+    }
+}

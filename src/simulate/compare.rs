@@ -71,6 +71,8 @@ pub struct Comparison {
     pub reported: Vec<Workload>,
     /// The signals.
     pub candidates: Vec<Candidate>,
+    /// What came of each load that is reported with saturation at the target that is configured.
+    pub configured: Vec<Outcome>,
 }
 
 /// What a signal reads under a steady load of this part of a replica's capacity.
@@ -104,7 +106,9 @@ pub fn compare(
         candidates.push(Candidate { signal, trials, kept, reported });
         progress(signal.name());
     }
-    Comparison { setting: setting.clone(), tuned: tuned.to_vec(), reported: reported.to_vec(), candidates }
+    let configured =
+        reported.iter().map(|load| run(&other, *load, SignalKind::Saturation, setting.scaling.target)).collect();
+    Comparison { setting: setting.clone(), tuned: tuned.to_vec(), reported: reported.to_vec(), candidates, configured }
 }
 
 /// The place of the trial to keep.

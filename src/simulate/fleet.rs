@@ -100,6 +100,7 @@ pub fn run(setting: &Setting, workload: Workload, signal: SignalKind, target: f6
         }
         let (now, next, rate) = (instant(at), instant(at + TICK), load(at));
         fleet.remember(workload.memory(at.saturating_sub(LEAD)));
+        fleet.pods.iter_mut().for_each(|pod| pod.replica.quarters = workload.quarters(at.saturating_sub(LEAD)));
         fleet.live(now, next, rate, &mut lost);
         at += TICK;
         pods_seconds += fleet.pods.len() as f64 * TICK.as_secs_f64();

@@ -4,6 +4,14 @@ use crate::scheduler::{Forecast, Observation};
 use crate::units::{ByteSize, ClassId, Rows};
 use std::time::Duration;
 
+/// Rows may be so many quarters longer than usual.
+const LONGEST: u32 = 4;
+
+/// How many times as long such rows take.
+pub(super) fn stretched(quarters: u32) -> f64 {
+    1.0 + f64::from(quarters) / 4.0
+}
+
 /// One measured batch size.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Point {
@@ -83,16 +91,18 @@ impl Machine {
         self.between(rows, |point| point.bytes as f64).ceil() as u64
     }
 
-    /// What was measured of it while loading.
+    /// What was measured of it while loading: rows of the usual length, and of up to twice that.
     pub(super) fn observations(&self) -> Vec<Observation> {
-        let observation = |point: &Point| Observation {
-            class: ClassId(0),
-            units: 1,
-            rows: point.rows,
-            duration: Duration::from_secs_f64(point.seconds),
-            bytes: ByteSize(point.bytes),
+        let observation = |quarters: u32| {
+            self.points.iter().map(move |point| Observation {
+                class: ClassId(quarters),
+                units: 4 + u64::from(quarters),
+                rows: point.rows,
+                duration: Duration::from_secs_f64(point.seconds * stretched(quarters)),
+                bytes: ByteSize(point.bytes),
+            })
         };
-        self.points.iter().map(observation).collect()
+        (0..=LONGEST).flat_map(observation).collect()
     }
 
     /// Bytes that a part of the memory of the largest batch is.
@@ -105,7 +115,8 @@ impl Machine {
     /// The best rows per second within a part of the memory of the largest batch.
     #[must_use]
     pub fn best_rate(&self, part: f64) -> f64 {
-        let forecast = Forecast::new(&self.ladder(), 0.0, &self.observations());
+        let observations = self.observations().into_iter().filter(|one| one.class == ClassId(0));
+        let forecast = Forecast::new(&self.ladder(), 0.0, &observations.collect::<Vec<_>>());
         let most = forecast.largest_within(self.budget(part), self.points.last().map_or(1, |point| point.rows));
         (1..=most.max(1)).map(|rows| f64::from(rows) / self.seconds(rows)).fold(0.0, f64::max)
     }

@@ -2,6 +2,7 @@
 
 use super::Setting;
 use super::histogram::Histogram;
+use super::machine::stretched;
 use super::random::Random;
 use crate::scheduler::{
     Action, Dispatch, Input, MemorySample, ModelPlan, Outcome, Packing, Part, RequestMeta, Scheduler,
@@ -105,6 +106,8 @@ pub(super) struct Replica {
     next_id: u64,
     waiting: u64,
     memory: f64,
+    /// How many quarters longer than usual the rows are that come.
+    pub(super) quarters: u32,
     pub(super) counters: Counters,
 }
 
@@ -142,6 +145,7 @@ impl Replica {
             next_id: 0,
             waiting: 0,
             memory: 0.0,
+            quarters: 0,
             counters: Counters::default(),
         };
         replica.remember(1.0);
@@ -223,9 +227,9 @@ impl Replica {
             let meta = RequestMeta {
                 id,
                 model: MODEL,
-                class: ClassId(0),
+                class: ClassId(self.quarters),
                 family: None,
-                units: 1,
+                units: 4 + u64::from(self.quarters),
                 rows,
                 bytes: ByteSize(u64::from(rows)),
                 deadline: None,
@@ -293,7 +297,7 @@ impl Replica {
         self.counters.dispatched += u64::from(dispatch.rows);
         self.counters.batches += 1;
         let jitter = 1.0 + self.machine.jitter * (2.0 * self.random.unit() - 1.0);
-        let seconds = self.machine.seconds(dispatch.padded_rows) * jitter;
+        let seconds = self.machine.seconds(dispatch.padded_rows) * stretched(dispatch.class.0) * jitter;
         self.flight = Some(Flight {
             batch: dispatch.batch,
             begin: self.now,

@@ -18,6 +18,7 @@ impl Comparison {
         let _ = writeln!(out, "# What to scale on\n\n`{command}`, version {}.\n", env!("CARGO_PKG_VERSION"));
         out.push_str(&self.conditions());
         out.push_str(&self.verdict());
+        out.push_str(&self.as_configured());
         out.push_str(&self.results());
         out.push_str(&self.tuning());
         out.push_str(&self.own_best());
@@ -83,10 +84,29 @@ impl Comparison {
         out
     }
 
+    /// What the target that is configured keeps, and what it cannot.
+    fn as_configured(&self) -> String {
+        let target = self.setting.scaling.target;
+        let mut out = format!(
+            "\n## As configured\n\n`saturation` at {target}, the key `scaling.target`, with the same random numbers as the table below. A fleet \
+             whose saturation is at the target is overloaded when its load, or what a row takes, grows by more than {:.0}% before new \
+             pods take requests, which is {:?} and what the metric takes to be seen.\n\n\
+             | load | p99 | late | replica-hours | most replicas |\n|---|---:|---:|---:|---:|\n",
+            100.0 * (1.0 / target - 1.0),
+            self.setting.startup,
+        );
+        for (load, outcome) in self.reported.iter().zip(&self.configured) {
+            let p99 = self.bold(outcome, &millis(outcome.p99));
+            let (late, hours, most) = (percent(outcome.late), outcome.replica_hours, outcome.most_replicas);
+            let _ = writeln!(out, "| {} | {p99} | {late} | {hours:.1} | {most} |", load.name());
+        }
+        out
+    }
+
     fn results(&self) -> String {
         let mut out = format!(
             "\n## With the target that was kept, other random numbers (seed {} XOR 0x5eed)\n\n\
-             `day` and `squeeze` were not tuned on. Late: refused, or later than {:?}. Bold: the promise is kept.\n\n\
+             `day`, `squeeze`, `surge` and `lengthen` were not tuned on. Late: refused, or later than {:?}. Bold: the promise is kept.\n\n\
              | load | signal | p50 | p99 | late | refused | replica-hours | most replicas |\n|---|---|---:|---:|---:|---:|---:|---:|\n",
             self.setting.seed, self.setting.objective
         );

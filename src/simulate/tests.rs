@@ -51,3 +51,15 @@ fn saturation_sees_a_squeeze_that_the_processors_do_not() {
     let (before, during) = pods(SignalKind::Cpu, reading_at(&setting(), SignalKind::Cpu, 0.6));
     assert!(during <= before + 1, "{before} pods, then {during}");
 }
+
+#[test]
+fn saturation_sees_rows_that_become_longer_and_the_processors_do_not() {
+    let pods = |signal, target| {
+        let outcome = run(&setting(), Workload::Lengthen, signal, target);
+        (outcome.minutes[10].replicas, outcome.minutes[35].replicas)
+    };
+    let (before, during) = pods(SignalKind::Saturation, 0.6);
+    assert!(during >= 2 * before - 1, "{before} pods, then {during}");
+    let (before, during) = pods(SignalKind::Cpu, reading_at(&setting(), SignalKind::Cpu, 0.6));
+    assert!(during <= before + 1, "{before} pods, then {during}");
+}

@@ -19,17 +19,24 @@ pub enum Workload {
     /// Half of the peak all the time; for 20 minutes a neighbour leaves every device an eighth of the memory that its largest
     /// batch needs.
     Squeeze,
+    /// 10% of the peak, and five times as much at once, for half an hour.
+    Surge,
+    /// Half of the peak all the time, whose rows become twice as long within ten minutes: they take the device twice as long and the
+    /// processors no longer than before. Half an hour after the first of them they are as they were.
+    Lengthen,
 }
 
 impl Workload {
     /// All of them with their names.
-    pub const ALL: [(&'static str, Self); 6] = [
+    pub const ALL: [(&'static str, Self); 8] = [
         ("step", Self::Step),
         ("ramp", Self::Ramp),
         ("burst", Self::Burst),
         ("wave", Self::Wave),
         ("day", Self::Day),
         ("squeeze", Self::Squeeze),
+        ("surge", Self::Surge),
+        ("lengthen", Self::Lengthen),
     ];
 
     /// The loads that targets are chosen on.
@@ -45,7 +52,7 @@ impl Workload {
     #[must_use]
     pub fn length(self) -> Duration {
         let minutes = match self {
-            Self::Step | Self::Burst | Self::Squeeze => 60,
+            Self::Step | Self::Burst | Self::Squeeze | Self::Surge | Self::Lengthen => 60,
             Self::Ramp => 90,
             Self::Wave => 120,
             Self::Day => 24 * 60,
@@ -76,7 +83,14 @@ impl Workload {
             }
             Self::Wave => wave(120.0),
             Self::Day => wave(24.0 * 60.0),
-            Self::Squeeze => 0.5,
+            Self::Surge => {
+                if (15.0..45.0).contains(&minutes) {
+                    0.5
+                } else {
+                    0.1
+                }
+            }
+            Self::Squeeze | Self::Lengthen => 0.5,
         }
     }
 
@@ -85,6 +99,15 @@ impl Workload {
     pub fn memory(self, at: Duration) -> f64 {
         let squeezed = self == Self::Squeeze && (1200..2400).contains(&at.as_secs());
         if squeezed { 0.125 } else { 1.0 }
+    }
+
+    /// How long the rows are that come at that time: quarters beyond the usual length.
+    #[must_use]
+    pub fn quarters(self, at: Duration) -> u32 {
+        match at.as_secs() {
+            after @ 900..2700 if self == Self::Lengthen => ((after - 900) / 150 + 1).min(4) as u32,
+            _ => 0,
+        }
     }
 }
 
@@ -109,16 +132,23 @@ mod tests {
             (Workload::Day, 0, 0.1),
             (Workload::Day, 720, 1.0),
             (Workload::Squeeze, 30, 0.5),
+            (Workload::Surge, 14, 0.1),
+            (Workload::Surge, 44, 0.5),
+            (Workload::Lengthen, 30, 0.5),
         ] {
             let found = workload.load(Duration::from_secs(60 * minute));
             assert!((found - load).abs() < 1e-9, "{workload:?} after {minute} minutes: {found}");
         }
+        let quarters =
+            [899, 900, 1049, 1050, 1350, 2699, 2700].map(|at| Workload::Lengthen.quarters(Duration::from_secs(at)));
+        assert_eq!(quarters, [0, 1, 1, 2, 4, 4, 0]);
         for (name, workload) in Workload::ALL {
             assert_eq!(workload.name(), name);
             for second in 0..=workload.length().as_secs() {
                 let at = Duration::from_secs(second);
                 assert!((0.1..=1.0).contains(&workload.load(at)), "{name} at {second}");
                 assert_eq!(workload.memory(at) < 1.0, name == "squeeze" && (1200..2400).contains(&second));
+                assert_eq!(workload.quarters(at) > 0, name == "lengthen" && (900..2700).contains(&second));
             }
         }
     }
