@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """Start, load, squeeze: what the metrics, the alerts' expressions and the live page say of it, and what rises first.
 
-1. Load in steps from a fifth of the capacity to one and a half times as much: saturation passes its target (0.7) in an earlier
-   step than the p99 passes three times that of the first step.
+1. Load in steps from a fifth of the capacity to one and a half times as much: saturation passes its target (0.5) in an earlier
+   step than the p99 passes three full batches. A request that comes to a server that keeps up waits for the batch that runs and then
+   runs itself, in the worst case two full ones; beyond three it waits for more than one batch. (Latency as such rises from the
+   first step on, with the size of the batches: that is how batching without timers works and says nothing of load.)
 2. A squeeze at a load that was served well: saturation passes 1 at once, before any request has waited a second; the expression
    of ConcertinaMemoryShort holds and the page says so. Once it has passed, all of it ends.
 
@@ -32,7 +34,7 @@ sys.path.insert(0, str(ROOT / "tests/browser"))
 from devtools import Browser, executable, wait_until  # noqa: E402
 
 PARTS = [0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5]
-TARGET, STEP, ROWS, CLIENTS = 0.7, 10.0, 16, 64
+TARGET, STEP, ROWS, CLIENTS, BATCH = 0.5, 10.0, 16, 64, 64
 MODEL = ROOT / "tests/browser/costly"
 
 
@@ -120,7 +122,7 @@ def expressions():
 class Rehearsal:
     def __init__(self):
         self.server = Server(target_folder() / "concertina", MODEL, "--model-name", "costly", "--set", "model.instances=1",
-                             "--set", "model.max_batch_size=64", "--set", "scaling.window=5s")
+                             "--set", f"model.max_batch_size={BATCH}", "--set", "scaling.window=5s")
         self.alerts, self.lines, self.faults = expressions(), [], []
         path = os.environ.get("PROMETHEUS") or shutil.which("prometheus")
         self.prometheus = Prometheus(path, self.server.address) if path else None
@@ -146,7 +148,8 @@ class Rehearsal:
         time.sleep(5)
         warm.end()
         capacity = self.server.metric("concertina_capacity_rows_per_second")
-        self.lines += [f"Capacity as the server measured it: {capacity:.0f} rows/s.", "",
+        promise = 3e3 * BATCH / capacity
+        self.lines += [f"Capacity as the server measured it: {capacity:.0f} rows/s. Three full batches take {promise:.0f} ms.", "",
                        f"| part of it offered | saturation | p50 ms | p99 ms | refused | expressions that hold |", "|---:|---:|---:|---:|---:|---|"]
         seen = []
         for part in PARTS:
@@ -160,10 +163,10 @@ class Rehearsal:
             self.faults += [f"{load.wrong} wrong answers"] if load.wrong else []
             time.sleep(6)
         first = next((part for part, saturation, _ in seen if saturation > TARGET), None)
-        late = next((part for part, _, p99 in seen if p99 > 3 * seen[0][2]), None)
+        late = next((part for part, _, p99 in seen if p99 > promise), None)
         self.lines.append("")
         self.check(first is not None and (late is None or first < late),
-                   f"saturation passes {TARGET} in an earlier step ({first}) than the p99 passes three times its first ({late})")
+                   f"saturation passes {TARGET} in an earlier step ({first}) than the p99 passes three full batches ({late})")
         return capacity
 
     def squeeze(self, capacity):
