@@ -44,6 +44,8 @@ impl Loop {
         metrics.spent(Stage::Gather, completion.stages.gather);
         metrics.spent(Stage::Compute, completion.stages.compute);
         metrics.spent(Stage::Scatter, completion.stages.scatter);
+        let Stages { launch, copy, device, idle, .. } = completion.stages;
+        metrics.spent_on_device([launch, copy, device, idle]);
         if completion.result.is_ok() && dispatch.bytes > ByteSize::ZERO {
             metrics.bytes_ratio.observe(completion.bytes.0 as f64 / dispatch.bytes.0 as f64);
         }

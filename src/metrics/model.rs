@@ -32,8 +32,6 @@ pub enum Stage {
     Queue,
     /// Copying rows into the batch.
     Gather,
-    /// Copying between the memory of the host and of the device.
-    Copy,
     /// The model's run.
     Compute,
     /// Copying rows out of the batch.
@@ -42,15 +40,17 @@ pub enum Stage {
     Encode,
 }
 
-const STAGES: [(Stage, &str); 7] = [
+const STAGES: [(Stage, &str); 6] = [
     (Stage::Decode, "decode"),
     (Stage::Queue, "queue"),
     (Stage::Gather, "gather"),
-    (Stage::Copy, "copy"),
     (Stage::Compute, "compute"),
     (Stage::Scatter, "scatter"),
     (Stage::Encode, "encode"),
 ];
+
+/// What a GPU and its driver do beside and within the stages.
+const DEVICE_STAGES: [&str; 4] = ["launch", "copy", "run", "idle"];
 
 impl Stage {
     /// What it is called.
@@ -111,6 +111,7 @@ pub(super) struct ModelFamilies {
     retried_rows: IntCounterVec,
     halvings: IntCounterVec,
     stage_seconds: CounterVec,
+    device_seconds: CounterVec,
     estimate_ratio: HistogramVec,
     load_seconds: GaugeVec,
     instances: IntGaugeVec,
@@ -144,6 +145,11 @@ impl ModelFamilies {
             retried_rows: built.counters("retried_rows_total", "Rows that ran again, by why.", &and("reason")),
             halvings: built.counters("batch_halvings_total", "Batches that ran again in halves.", &MODEL),
             stage_seconds: built.float_counters("stage_seconds_total", "Seconds per stage.", &and("stage")),
+            device_seconds: built.float_counters(
+                "device_seconds_total",
+                "What a GPU spends on batches.",
+                &and("stage"),
+            ),
             estimate_ratio: built.histograms("estimate_ratio", "Observed over predicted.", &and("of"), &ratios),
             load_seconds: built.float_gauges("model_load_seconds", "Loading and warming up.", &MODEL),
             instances: built.gauges("model_instances", "Instances that work.", &MODEL),
@@ -186,6 +192,7 @@ impl ModelFamilies {
             halvings: self.halvings.with_label_values(&labels),
             limited: LIMITS.map(|(_, name)| self.limited.with_label_values(&with(name))),
             stages: STAGES.map(|(_, name)| self.stage_seconds.with_label_values(&with(name))),
+            device: DEVICE_STAGES.map(|name| self.device_seconds.with_label_values(&with(name))),
             seconds_ratio: self.estimate_ratio.with_label_values(&with("seconds")),
             bytes_ratio: self.estimate_ratio.with_label_values(&with("bytes")),
             load_seconds: self.load_seconds.with_label_values(&labels),
@@ -216,6 +223,7 @@ impl ModelFamilies {
             end(family, name, &version);
         }
         end(&self.stage_seconds, name, &version);
+        end(&self.device_seconds, name, &version);
         self.triton.forget(name, &version);
     }
 }
@@ -285,7 +293,8 @@ pub struct ModelMetrics {
     /// Batches that ran again in halves.
     pub halvings: IntCounter,
     limited: [IntCounter; 7],
-    stages: [Counter; 7],
+    stages: [Counter; 6],
+    device: [Counter; 4],
     /// Observed over predicted seconds.
     pub seconds_ratio: Histogram,
     /// Observed over predicted bytes.
@@ -334,6 +343,14 @@ impl ModelMetrics {
     pub fn spent(&self, stage: Stage, time: Duration) {
         let index = STAGES.iter().position(|(other, _)| *other == stage).unwrap_or(0);
         self.stages[index].inc_by(time.as_secs_f64());
+    }
+
+    /// Counts what a GPU and its driver did for a batch: its launch, the copies of its inputs, its run, and the time without
+    /// work in front of it.
+    pub fn spent_on_device(&self, [launch, copy, run, idle]: [Duration; 4]) {
+        for (counter, time) in self.device.iter().zip([launch, copy, run, idle]) {
+            counter.inc_by(time.as_secs_f64());
+        }
     }
 
     /// Publishes what the model can do and how saturated it is. What is not known has no series: a zero would be read as

@@ -55,6 +55,14 @@ pub struct Stages {
     pub compute: Duration,
     /// Rows copied out of the batch's outputs.
     pub scatter: Duration,
+    /// Of `compute`, the host's work of putting the run into the device's queue.
+    pub launch: Duration,
+    /// Inputs copied to the device, as it times that itself; beside the run of the batch before.
+    pub copy: Duration,
+    /// Of `compute`, what the device times: the run, and the copies of its outputs.
+    pub device: Duration,
+    /// How long the device had nothing to do between the batch before and this one, if this one was staged by then.
+    pub idle: Duration,
     /// Whether the device computed one batch while the host gathered and scattered others.
     pub overlapped: bool,
     /// When gathering, computing and scattering began; zero: they did not.

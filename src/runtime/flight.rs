@@ -64,6 +64,13 @@ pub(super) struct Ready {
     recorded: bool,
 }
 
+impl Ready {
+    /// The slot that it takes, and whether it was staged while the batch before was running.
+    fn place(&self) -> (usize, bool) {
+        self.staged.as_ref().map_or((0, false), |staged| (staged.slot, staged.behind))
+    }
+}
+
 /// A batch that the device works on.
 #[derive(Debug)]
 pub(super) struct Running {
@@ -73,6 +80,8 @@ pub(super) struct Running {
     stages: Stages,
     stats: RunStats,
     recorded: bool,
+    /// Whether it was staged while the batch before was running.
+    behind: bool,
 }
 
 impl Session {
@@ -125,7 +134,7 @@ impl Session {
             let room = make_room(&self.graphs, &self.arena);
             if room { self.allocator.begin_run(started, batch.bytes) } else { Err(denied) }
         });
-        let slot = ready.staged.as_ref().map_or(0, |staged| staged.slot);
+        let (slot, behind) = ready.place();
         let outputs = match (ready.staged, ensured, &self.spec, &mut self.lanes) {
             (Ok(staged), Ok(()), Some(spec), Some(lanes)) => {
                 lanes.launch(&mut self.inner, spec, &staged, &Wanted::of(spec, batch, ready.rows))
@@ -134,8 +143,8 @@ impl Session {
             (Err(error), ..) => Err(error),
             _ => Err(RunError::Lost("the session has no model, or no device".to_owned())),
         };
-        let stages = launched(ready.gather, started);
-        Running { slot, outputs, started, stages, stats: RunStats::default(), recorded: false }
+        let stages = launched(ready.gather, started, clock.now());
+        Running { slot, outputs, started, stages, stats: RunStats::default(), recorded: false, behind }
     }
 
     fn launch_recorded(&mut self, batch: &Batch, ready: &Ready, clock: Clock) -> Running {
@@ -158,11 +167,11 @@ impl Session {
             let again = self.stage_as(batch, None, clock);
             return self.launch(batch, again, clock);
         };
-        let slot = ready.staged.as_ref().map_or(0, |staged| staged.slot);
-        let stages = launched(ready.gather, started);
+        let (slot, behind) = ready.place();
+        let stages = launched(ready.gather, started, clock.now());
         // What the same rows need without a recording, for it may be dropped at any time.
         let stats = RunStats { footprint: bytes, ..RunStats::default() };
-        Running { slot, outputs, started, stages, stats, recorded: true }
+        Running { slot, outputs, started, stages, stats, recorded: true, behind }
     }
 
     /// Whether [`Self::settle`] would not wait.
@@ -174,7 +183,7 @@ impl Session {
 
     /// Waits until the device is through with a batch. From then on the next one may be launched.
     pub(super) fn settle(&mut self, batch: &Batch, running: &mut Running, clock: Clock) {
-        if let Some(lanes) = &self.lanes
+        if let Some(lanes) = &mut self.lanes
             && running.outputs.is_ok()
             && let Err(error) = lanes.wait(running.slot)
         {
@@ -184,6 +193,10 @@ impl Session {
         let idle = self.lanes.as_mut().filter(|_| failed).map_or(Ok(()), Lanes::reset);
         let now = clock.now();
         running.stages.compute = now.since(running.started);
+        if let Some(lanes) = self.lanes.as_ref().filter(|_| !failed) {
+            let [copy, device, idle] = lanes.device_times(running.slot, (!running.recorded, running.behind));
+            running.stages = Stages { copy, device, idle, ..running.stages };
+        }
         if running.recorded {
             self.graphs.played();
         } else {
@@ -363,9 +376,10 @@ pub enum Moment {
     SecondWaits,
 }
 
-/// The stages of a run that begins now, whose rows were gathered then.
-fn launched((begun, gather): (Instant, Duration), started: Instant) -> Stages {
-    Stages { gather, overlapped: true, begun: [begun, started, Instant::default()], ..Stages::default() }
+/// The stages of a run that was begun and has been launched, whose rows were gathered then.
+fn launched((begun, gather): (Instant, Duration), started: Instant, now: Instant) -> Stages {
+    let launch = now.since(started);
+    Stages { gather, launch, overlapped: true, begun: [begun, started, Instant::default()], ..Stages::default() }
 }
 
 /// Has recordings dropped, of this instance or else of others; whether there is more room now.

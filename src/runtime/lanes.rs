@@ -36,6 +36,8 @@ pub(super) struct Lanes {
     options: RunOptions<NoSelectedOutputs>,
     slots: [Slot; 2],
     turns: Turns,
+    /// Whether a batch is in the stream that has not been waited for.
+    running: bool,
     /// The shapes of the last run that went well.
     last: Option<(Vec<Shape>, Vec<Shape>)>,
     names: Vec<CString>,
@@ -50,6 +52,8 @@ pub(super) struct Lanes {
 struct Slot {
     inputs: Vec<Lane>,
     outputs: Vec<Staging>,
+    /// In front of the copies of inputs that go ahead of the run.
+    copying: Event,
     /// In front of the run and, where it is recorded, of the copies of its inputs.
     begun: Event,
     /// Behind the copies of all inputs.
@@ -78,6 +82,8 @@ pub(super) struct Staging {
 pub(super) struct Staged {
     pub(super) slot: usize,
     pub(super) shapes: Vec<Shape>,
+    /// Whether another batch was running by then.
+    pub(super) behind: bool,
 }
 
 /// The places of a recorded run.
@@ -110,7 +116,8 @@ impl Lanes {
         let slot = || -> Result<Slot, CudaError> {
             let inputs = graph.inputs.iter().map(|_| Lane::default()).collect();
             let outputs = graph.outputs.iter().map(|_| Staging::default()).collect();
-            Ok(Slot { inputs, outputs, begun: Event::new(gpu)?, arrived: Event::new(gpu)?, done: Event::new(gpu)? })
+            let event = || Event::new(gpu);
+            Ok(Slot { inputs, outputs, copying: event()?, begun: event()?, arrived: event()?, done: event()? })
         };
         let slots = [slot().map_err(|error| error.to_string())?, slot().map_err(|error| error.to_string())?];
         let mut options = RunOptions::new().map_err(text)?;
@@ -121,6 +128,7 @@ impl Lanes {
             options,
             slots,
             turns: Turns::default(),
+            running: false,
             last: None,
             names: graph.inputs.iter().map(|input| bound::c_name(&input.name)).collect(),
             device: memory_info(Some(gpu))?,
@@ -168,6 +176,7 @@ impl Lanes {
         gpu.bind().map_err(|error| device_error(&error))?;
         let slot = &mut self.slots[index];
         let mut shapes = Vec::with_capacity(spec.inputs.len());
+        let mut copying = false;
         for (input, lane) in slot.inputs.iter_mut().enumerate() {
             if spec.inputs[input].datatype == DataType::Bytes {
                 shapes.push(gather_input(spec, (batch, rows), input, &mut lane.text)?);
@@ -182,6 +191,9 @@ impl Lanes {
                 lane.device = None;
                 lane.device = Some(arena.block(len).map_err(|denied| out_of_memory(&denied))?);
             }
+            if !std::mem::replace(&mut copying, true) {
+                self.copies.record(&slot.copying).map_err(|error| device_error(&error))?;
+            }
             if let (Some(pinned), Some(block)) = (&lane.staging.pinned, &lane.device) {
                 // SAFETY: both belong to a slot whose last batch is settled; they are written again when this one is, and freed
                 // after both streams have been waited for. The run that reads the block waits for the event behind the copy.
@@ -190,7 +202,7 @@ impl Lanes {
             }
         }
         self.copies.record(&slot.arrived).map_err(|error| device_error(&error))?;
-        Ok(Staged { slot: index, shapes })
+        Ok(Staged { slot: index, shapes, behind: self.running })
     }
 
     /// Puts the run of a staged batch and the copies of its outputs into the stream, and returns while the device works.
@@ -202,6 +214,7 @@ impl Lanes {
         wanted: &Wanted,
     ) -> Result<Outputs, RunError> {
         let model = |text: String| RunError::Model(text);
+        self.running = true;
         let slot = &mut self.slots[staged.slot];
         self.compute.wait_for(&slot.arrived).map_err(|error| device_error(&error))?;
         self.compute.record(&slot.begun).map_err(|error| device_error(&error))?;
@@ -283,6 +296,7 @@ impl Lanes {
         (recorded, launch): (&Recorded, Launch<'_>),
         wanted: &Wanted,
     ) -> Result<Outputs, RunError> {
+        self.running = true;
         let slot = &mut self.slots[staged.slot];
         let lost = |error: CudaError| device_error(&error);
         self.compute.record(&slot.begun).map_err(lost)?;
@@ -316,8 +330,18 @@ impl Lanes {
     }
 
     /// Waits for a batch.
-    pub(super) fn wait(&self, slot: usize) -> Result<(), RunError> {
+    pub(super) fn wait(&mut self, slot: usize) -> Result<(), RunError> {
+        self.running = false;
         self.slots[slot].done.synchronize().map_err(|error| device_error(&error))
+    }
+
+    /// What the device says of a batch that is done: how long its inputs were copied ahead of the run, how long it ran, copies of
+    /// outputs included, and how long there was nothing to do in front of it since the batch before, if it came right behind that.
+    pub(super) fn device_times(&self, slot: usize, (copied, follows): (bool, bool)) -> [Duration; 3] {
+        let (own, other) = (&self.slots[slot], &self.slots[1 - slot]);
+        let copy = copied.then(|| own.arrived.since(&own.copying).ok()).flatten();
+        let idle = follows.then(|| own.begun.since(&other.done).ok()).flatten();
+        [copy, own.done.since(&own.begun).ok(), idle].map(Option::unwrap_or_default)
     }
 
     /// How long the device took for the last batch, copies of its outputs included.
@@ -328,6 +352,7 @@ impl Lanes {
 
     /// After a failure: nothing of the failed run is in the stream or the binding any more.
     pub(super) fn reset(&mut self) -> Result<(), CudaError> {
+        self.running = false;
         self.binding.clear_outputs();
         self.binding.clear_inputs();
         self.compute.synchronize().and_then(|()| self.copies.synchronize())

@@ -281,7 +281,7 @@ function modelCharts(model, version) {
     const own = stages.reduce((sum, stage) => sum + grown(index, "stage_seconds_total", by({stage})), 0);
     return sum > 0 ? own / sum : null;
   };
-  const stages = [["queue", 1, ["queue"]], ["compute", 0, ["compute"]], ["copy to and from the device", 3, ["copy"]],
+  const stages = [["queue", 1, ["queue"]], ["compute", 0, ["compute"]],
     ["gather, scatter", 2, ["gather", "scatter"]], ["decode, encode", 4, ["decode", "encode"]]];
   chart(body, "Where the time goes", stages.map(([name, color, parts]) => line(name, color, spent(parts), {kind: "area"})), {say: percent, least: 1});
   return () => {
