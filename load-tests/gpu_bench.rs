@@ -13,7 +13,8 @@ use clap::Parser;
 use half::f16;
 use ort::ep::cuda::ConvAlgorithmSearch;
 use ort::memory::{AllocationDevice, AllocatorType, MemoryInfo, MemoryType};
-use ort::session::Session;
+use ort::session::builder::GraphOptimizationLevel;
+use ort::session::{IoBinding, Session};
 use ort::value::{DynTensor, Tensor, TensorElementType, ValueType};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -43,6 +44,15 @@ struct Alone {
     /// The limit of ONNX Runtime's own arena.
     #[arg(long)]
     arena_limit: Option<usize>,
+    /// How far ONNX Runtime rewrites the graph: basic, extended, or all.
+    #[arg(long, default_value = "all")]
+    level: String,
+    /// Where the rewritten graph is written to.
+    #[arg(long)]
+    optimized: Option<PathBuf>,
+    /// Measures one run of each batch size in turn, instead of many of the same one after the other.
+    #[arg(long)]
+    in_turn: bool,
     /// Waits for a line on standard input before each batch size, for whoever changes the memory in between.
     #[arg(long)]
     step: bool,
@@ -89,13 +99,26 @@ fn alone(options: &Alone) -> anyhow::Result<()> {
         provider = provider.with_memory_limit(limit);
     }
     let text = |error: ort::Error| anyhow::anyhow!("{}", error.message().split(" ; GPU=").next().unwrap_or_default());
+    let level = match options.level.as_str() {
+        "basic" => GraphOptimizationLevel::Level1,
+        "extended" => GraphOptimizationLevel::Level2,
+        _ => GraphOptimizationLevel::All,
+    };
     let build = || -> ort::Result<Session> {
-        Session::builder(&environment)?
+        let mut builder = Session::builder(&environment)?;
+        if let Some(path) = &options.optimized {
+            builder = builder.with_optimized_model_path(path)?;
+        }
+        builder
+            .with_optimization_level(level)?
             .with_intra_threads(1)?
             .with_execution_providers([provider.build().error_on_failure()])?
             .commit_from_file(&options.model)
     };
     let mut session = build().map_err(text)?;
+    if options.in_turn {
+        return in_turn(&mut session, options);
+    }
     for &batch in &options.batches {
         if options.step && std::io::stdin().lock().read_line(&mut String::new())? == 0 {
             return Ok(());
@@ -119,8 +142,27 @@ fn alone(options: &Alone) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The seconds of each run, sorted, and of all of them.
-fn measure(session: &mut Session, options: &Alone, batch: i64) -> anyhow::Result<(Vec<f64>, f64)> {
+/// What a run costs after one of another size.
+fn in_turn(session: &mut Session, options: &Alone) -> anyhow::Result<()> {
+    let bindings = options.batches.iter().map(|&batch| bind(session, options, batch));
+    let mut bindings = bindings.collect::<anyhow::Result<Vec<_>>>()?;
+    let mut runs = vec![Vec::new(); bindings.len()];
+    for _ in 0..8 {
+        for ((binding, runs), batch) in bindings.iter_mut().zip(&mut runs).zip(&options.batches) {
+            *binding = bind(session, options, *batch)?;
+            let begin = Instant::now();
+            session.run_binding(binding)?;
+            runs.push(begin.elapsed().as_secs_f64());
+        }
+    }
+    for (batch, mut runs) in options.batches.iter().zip(runs) {
+        runs.sort_by(f64::total_cmp);
+        println!("{}", serde_json::json!({"batch": batch, "median_seconds_in_turn": runs[runs.len() / 2]}));
+    }
+    Ok(())
+}
+
+fn bind(session: &Session, options: &Alone, batch: i64) -> anyhow::Result<IoBinding> {
     let device = MemoryInfo::new(AllocationDevice::CUDA, 0, AllocatorType::Device, MemoryType::Default)?;
     let mut binding = session.create_binding()?;
     for input in session.inputs() {
@@ -144,6 +186,12 @@ fn measure(session: &mut Session, options: &Alone, batch: i64) -> anyhow::Result
     for output in session.outputs() {
         binding.bind_output_to_device(output.name(), &device)?;
     }
+    Ok(binding)
+}
+
+/// The seconds of each run, sorted, and of all of them.
+fn measure(session: &mut Session, options: &Alone, batch: i64) -> anyhow::Result<(Vec<f64>, f64)> {
+    let binding = bind(session, options, batch)?;
     for _ in 0..5 {
         session.run_binding(&binding)?;
     }

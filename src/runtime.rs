@@ -18,6 +18,7 @@ pub mod self_test;
 pub mod session;
 mod shelf;
 mod strings;
+mod twins;
 mod weights;
 pub mod worker;
 

@@ -96,8 +96,8 @@ pub(super) fn look_at(value: &DynValue, wanted: DataType) -> Result<(usize, Shap
     Ok((address.expose_provenance(), shape))
 }
 
-/// The operators of a session that do not run on a GPU, each as often as it occurs. Empty where ONNX Runtime does not say.
-pub(super) fn operators_on_the_cpu(session: &Session) -> Vec<String> {
+/// The operators of a session that a provider runs, each as often as it occurs. Empty where ONNX Runtime does not say.
+pub(super) fn operators_of(session: &Session, provider: &str) -> Vec<String> {
     let (mut graphs, mut count) = (std::ptr::null(), 0);
     let mut found = Vec::new();
     // SAFETY: the lists belong to the session, which lives through all of this; each call writes what it is given an address
@@ -111,7 +111,7 @@ pub(super) fn operators_on_the_cpu(session: &Session) -> Vec<String> {
             let mut name = std::ptr::null();
             let (mut nodes, mut nodes_count) = (std::ptr::null(), 0);
             let named = done((api.EpAssignedSubgraph_GetEpName)(graph, &raw mut name));
-            if named.is_err() || text(name) != "CPUExecutionProvider" {
+            if named.is_err() || text(name) != provider {
                 continue;
             }
             if done((api.EpAssignedSubgraph_GetNodes)(graph, &raw mut nodes, &raw mut nodes_count)).is_err() {

@@ -73,7 +73,7 @@ pub(super) fn with_providers(
 /// Says once which operators stay on the CPU.
 pub(super) fn report(label: &str, session: &ort::session::Session) {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
-    for operator in bound::operators_on_the_cpu(session) {
+    for operator in bound::operators_of(session, "CPUExecutionProvider") {
         *counts.entry(operator).or_default() += 1;
     }
     if !counts.is_empty() {
@@ -81,6 +81,12 @@ pub(super) fn report(label: &str, session: &ort::session::Session) {
         let operators: Vec<String> = counts.iter().map(|(name, count)| format!("{name} × {count}")).collect();
         tracing::info!(label, total, operators = operators.join(", "), "ONNX Runtime runs some operators on the CPU");
     }
+}
+
+/// Whether a session's operators plan anew whenever their inputs have another shape than the last time: those that go to
+/// cuDNN do, which costs tens of milliseconds for the convolutions of a model like ResNet-50.
+pub(super) fn plans_by_shape(session: &ort::session::Session) -> bool {
+    bound::operators_of(session, "CUDAExecutionProvider").iter().any(|operator| operator.contains("Conv"))
 }
 
 /// Whether the words of ONNX Runtime speak of a shortage of memory outside our own allocator.

@@ -282,9 +282,22 @@ impl Session {
                 }
             }
         }
+        self.warm_again(&plan, &kept, clock);
         let sizes = kept.iter().map(|(rows, _)| *rows).collect();
         self.plan = Some(Plan { sizes, ..plan });
         kept
+    }
+
+    /// Recording has run the small sizes last. Where sessions keep to sizes, those that are not played back get theirs again now,
+    /// and not while somebody waits.
+    fn warm_again(&mut self, plan: &Plan, kept: &[(Rows, Duration)], clock: Clock) {
+        let Some(spec) = self.spec.clone().filter(|_| self.lanes.as_ref().is_some_and(Lanes::has_twins)) else {
+            return;
+        };
+        for &rows in plan.sizes.iter().filter(|rows| kept.iter().all(|(other, _)| other != *rows)) {
+            // What does not run now will say so when it is asked for.
+            let _ = calibrate::fastest(self, &spec, (rows, 1), (plan.integers, clock));
+        }
     }
 
     /// Records one size again that was dropped for its memory, if there has been room for a while. Called when nothing else

@@ -14,6 +14,7 @@ use super::graphs::Launch;
 use super::inputs::{Target, gather_input, text_value};
 use super::outputs::{Produced, Wanted, check_rows};
 use super::session::out_of_memory;
+use super::twins::Twins;
 use crate::memory::cuda::{CudaError, Event, Gpu, Pinned, Stream};
 use crate::memory::{Arena, Block};
 use crate::model::{Graph, ModelSpec};
@@ -21,7 +22,7 @@ use crate::tensor::{DataType, Shape};
 use crate::units::Rows;
 use bytes::Bytes;
 use ort::memory::MemoryInfo;
-use ort::session::{IoBinding, NoSelectedOutputs, RunOptions};
+use ort::session::{NoSelectedOutputs, RunOptions};
 use std::ffi::CString;
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,8 +32,8 @@ const LEAST_PINNED: usize = 4096;
 
 /// The ways into and out of one session.
 pub(super) struct Lanes {
-    // Before the streams, since the session that it keeps works on one of them.
-    binding: IoBinding,
+    // Before the streams, since the sessions that it keeps work on one of them.
+    twins: Twins,
     options: RunOptions<NoSelectedOutputs>,
     slots: [Slot; 2],
     turns: Turns,
@@ -110,7 +111,7 @@ impl Lanes {
     ///
     /// # Errors
     /// If the device or ONNX Runtime has no room for them.
-    pub(super) fn new(session: &ort::session::Session, graph: &Graph, compute: Arc<Stream>) -> Result<Self, String> {
+    pub(super) fn new(twins: Twins, graph: &Graph, compute: Arc<Stream>) -> Result<Self, String> {
         let text = |error: ort::Error| error.message().to_owned();
         let gpu = compute.gpu();
         let slot = || -> Result<Slot, CudaError> {
@@ -124,7 +125,7 @@ impl Lanes {
         // We wait for an event of our own, and have the next batch gathered meanwhile.
         options.disable_device_sync().map_err(text)?;
         Ok(Self {
-            binding: session.create_binding().map_err(text)?,
+            twins,
             options,
             slots,
             turns: Turns::default(),
@@ -136,6 +137,11 @@ impl Lanes {
             copies: Stream::new(gpu).map_err(|error| error.to_string())?,
             compute,
         })
+    }
+
+    /// Whether sessions keep to sizes.
+    pub(super) fn has_twins(&self) -> bool {
+        self.twins.len() > 1
     }
 
     /// The GPU.
@@ -216,6 +222,7 @@ impl Lanes {
         let model = |text: String| RunError::Model(text);
         self.running = true;
         let slot = &mut self.slots[staged.slot];
+        let (session, binding) = self.twins.for_shapes(session, &staged.shapes);
         self.compute.wait_for(&slot.arrived).map_err(|error| device_error(&error))?;
         self.compute.record(&slot.begun).map_err(|error| device_error(&error))?;
         let mut texts = Vec::new();
@@ -227,19 +234,19 @@ impl Lanes {
                 let bytes = shape.iter().product::<usize>() * input.datatype.size().unwrap_or(1);
                 let place = Place { info: &self.device, address: block.pointer().addr().get(), bytes };
                 let tensor = DeviceTensor::over(place, input.datatype, shape).map_err(fault)?;
-                tensor.bind_input(&mut self.binding, name).map_err(fault)?;
+                tensor.bind_input(binding, name).map_err(fault)?;
             } else {
                 let value = text_value(shape, &lane.text).map_err(fault)?;
-                self.binding.bind_input(&input.name, &value).map_err(|error| fault(error.message().to_owned()))?;
+                binding.bind_input(&input.name, &value).map_err(|error| fault(error.message().to_owned()))?;
                 texts.push(value);
             }
         }
         for output in &spec.outputs {
             let info = if output.datatype == DataType::Bytes { &self.host } else { &self.device };
-            let bound = self.binding.bind_output_to_device(&output.name, info);
+            let bound = binding.bind_output_to_device(&output.name, info);
             bound.map_err(|error| model(format!("output '{}': {}", output.name, error.message())))?;
         }
-        let outputs = session.run_binding_with_options(&self.binding, &self.options);
+        let outputs = session.run_binding_with_options(binding, &self.options);
         let outputs = outputs.map_err(|error| model(error.message().to_owned()))?;
         let mut found = Vec::with_capacity(spec.outputs.len());
         let mut shapes = Vec::with_capacity(spec.outputs.len());
@@ -272,7 +279,7 @@ impl Lanes {
         }
         drop(outputs);
         // Outputs go back to the arena now: what takes their place is behind the copies in the same stream.
-        self.binding.clear_outputs();
+        binding.clear_outputs();
         self.compute.record(&slot.done).map_err(|error| device_error(&error))?;
         self.last = (shapes.len() == spec.outputs.len()).then(|| (staged.shapes.clone(), shapes));
         Ok(found)
@@ -353,8 +360,7 @@ impl Lanes {
     /// After a failure: nothing of the failed run is in the stream or the binding any more.
     pub(super) fn reset(&mut self) -> Result<(), CudaError> {
         self.running = false;
-        self.binding.clear_outputs();
-        self.binding.clear_inputs();
+        self.twins.clear();
         self.compute.synchronize().and_then(|()| self.copies.synchronize())
     }
 

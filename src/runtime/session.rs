@@ -10,6 +10,7 @@ use super::graphs::Graphs;
 use super::inputs::{Buffer, InArena, gather_input};
 use super::lanes::Lanes;
 use super::outputs::{Outputs, Wanted};
+use super::twins::{self, Twins};
 use super::weights::Weights;
 use super::{Batch, RunError, Runtime};
 use crate::clock::Clock;
@@ -150,13 +151,20 @@ impl Session {
         }
         // What goes out from a GPU lies in memory of the host, which this ledger does not count.
         let outputs = Outputs::new(stream.is_none().then(|| arena.clone()));
-        let lanes = stream.map(|stream| Lanes::new(&inner, &graph, stream)).transpose()?;
-        let (graphs, plan) = (Arc::default(), None);
+        let lanes = stream.as_ref().map(|stream| -> Result<Lanes, String> {
+            let cuda = CudaOptions { weights: weights.clone(), ..cuda.clone() };
+            let count = if cuda::plans_by_shape(&inner) { twins::TWINS } else { 0 };
+            // What there is no room for is done without.
+            let twin = |_| allocator.bind(runtime, || build(&cuda)).ok();
+            let twins = Twins::new(&inner, (0..count).map_while(twin).collect());
+            Lanes::new(twins.map_err(|error| error.message().to_owned())?, &graph, Arc::clone(stream))
+        });
+        let lanes = lanes.transpose()?;
         Ok(Self {
             inner,
             lanes,
-            graphs,
-            plan,
+            graphs: Arc::default(),
+            plan: None,
             unrecorded: None,
             roomy_since: None,
             _weights: weights,
