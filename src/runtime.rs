@@ -17,6 +17,7 @@ pub mod padding;
 pub mod self_test;
 pub mod session;
 mod shelf;
+mod staging;
 mod strings;
 mod twins;
 mod weights;

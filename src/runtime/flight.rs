@@ -152,8 +152,9 @@ impl Session {
         let played = match (&ready.staged, &self.spec, &mut self.lanes) {
             (Ok(staged), Some(spec), Some(lanes)) => {
                 let wanted = Wanted::of(spec, batch, ready.rows);
-                let play =
-                    |recorded: &_, launch: graphs::Launch<'_>| lanes.play(spec, staged, (recorded, launch), &wanted);
+                let play = |recorded: &mut _, launch: graphs::Launch<'_>| {
+                    lanes.play(spec, staged, (recorded, launch), &wanted)
+                };
                 self.graphs.play(ready.rows, |recording| recording.play(play))
             }
             _ => None,

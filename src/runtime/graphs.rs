@@ -9,13 +9,15 @@
 use super::allocator::{Arenas, SessionAllocator};
 use super::bound::{self, DeviceTensor, Place};
 use super::cuda::{self, CudaOptions};
+use super::inputs::packed;
 use super::lanes::Recorded;
 use super::shelf::{Kept, Shelf, Unrecorded};
+use super::staging::Packed;
 use super::weights::Weights;
 use super::{RunError, Runtime};
 use crate::clock::Clock;
 use crate::memory::cuda::Stream;
-use crate::memory::{Arena, ArenaKind, ArenaOptions, Block, Device};
+use crate::memory::{Arena, ArenaKind, ArenaOptions, Device};
 use crate::model::{Dim, ModelSpec};
 use crate::tensor::Shape;
 use crate::units::{ByteSize, Rows};
@@ -102,7 +104,7 @@ impl std::fmt::Debug for Recording {
 
 impl Recording {
     /// Lets `play` have its places, and what plays it.
-    pub(super) fn play<T>(&mut self, play: impl FnOnce(&Recorded, Launch<'_>) -> T) -> T {
+    pub(super) fn play<T>(&mut self, play: impl FnOnce(&mut Recorded, Launch<'_>) -> T) -> T {
         let Self { session, binding, recorded, .. } = self;
         let mut launch = || {
             let ran = session.run_binding(binding);
@@ -229,20 +231,17 @@ fn bind(
     example: &Example,
     (arena, info): (&Arena, &MemoryInfo<'static>),
 ) -> Result<Recorded, Unrecorded> {
-    let block = |shape: &Shape, element: Option<usize>| -> Result<Block, Unrecorded> {
-        let element = element.ok_or_else(|| "strings cannot be recorded".to_owned())?;
-        Ok(arena.block(shape.iter().product::<usize>() * element)?)
-    };
-    let mut inputs = Vec::new();
-    for (input, shape) in spec.inputs.iter().zip(&example.inputs) {
-        let block = block(shape, input.datatype.size())?;
-        let place = Place { info, address: block.pointer().addr().get(), bytes: block.len() };
+    let strings = || "strings cannot be recorded".to_owned();
+    let (ranges, bytes) = packed(spec, &example.inputs).ok_or_else(strings)?;
+    let inputs = Packed::new(arena, bytes)?;
+    for ((input, shape), range) in spec.inputs.iter().zip(&example.inputs).zip(ranges) {
+        let place = Place { info, address: inputs.address() + range.start, bytes: range.len() };
         DeviceTensor::over(place, input.datatype, shape)?.bind_input(binding, &bound::c_name(&input.name))?;
-        inputs.push(block);
     }
     let mut outputs = Vec::new();
     for (output, shape) in spec.outputs.iter().zip(&example.outputs) {
-        let block = block(shape, output.datatype.size())?;
+        let element = output.datatype.size().ok_or_else(strings)?;
+        let block = arena.block(shape.iter().product::<usize>() * element)?;
         let place = Place { info, address: block.pointer().addr().get(), bytes: block.len() };
         DeviceTensor::over(place, output.datatype, shape)?.bind_output(binding, &bound::c_name(&output.name))?;
         outputs.push((block, shape.clone()));

@@ -2,13 +2,14 @@
 
 use super::session::out_of_memory;
 use super::{Batch, BatchPart, RunError};
-use crate::memory::{Arena, Block, Denied};
-use crate::model::ModelSpec;
+use crate::memory::{Arena, Block, CUDA_ALIGNMENT, Denied};
 use crate::model::pad::{self, PaddedAxis};
+use crate::model::{ModelSpec, TensorSpec};
 use crate::tensor::rows::{self, RowCopy, RowLayout};
 use crate::tensor::{Shape, boxes};
 use crate::units::Rows;
 use bytes::Bytes;
+use std::ops::Range;
 
 /// Inputs of at least so many bytes are gathered by several threads: one alone copies some gigabytes a second, which is less
 /// than a GPU with its own link takes.
@@ -58,6 +59,15 @@ pub(super) struct InArena<'a> {
 impl Target for InArena<'_> {
     fn resized(&mut self, len: usize) -> Result<&mut [u8], RunError> {
         self.buffer.resized(len, self.arena).map_err(|denied| out_of_memory(&denied))
+    }
+}
+
+/// A place of its own, exactly as large as what comes.
+impl Target for &mut [u8] {
+    fn resized(&mut self, len: usize) -> Result<&mut [u8], RunError> {
+        let found = self.len();
+        let fits = self.get_mut(..len).filter(|_| found == len);
+        fits.ok_or_else(|| RunError::Lost(format!("{len} bytes were gathered for a place of {found}")))
     }
 }
 
@@ -140,6 +150,19 @@ fn spread<T: Copy + Sync>(
             });
         }
     });
+}
+
+/// Where each input of a run lies in the memory that holds all of them, and how large that is; `None` if one of them has no
+/// fixed size, as strings have not.
+pub(super) fn packed(spec: &ModelSpec, shapes: &[Shape]) -> Option<(Vec<Range<usize>>, usize)> {
+    let mut end: usize = 0;
+    let range = |(input, shape): (&TensorSpec, &Shape)| {
+        let start = end.next_multiple_of(CUDA_ALIGNMENT);
+        end = start + shape.iter().product::<usize>() * input.datatype.size()?;
+        Some(start..end)
+    };
+    let ranges = spec.inputs.iter().zip(shapes).map(range).collect::<Option<Vec<_>>>()?;
+    Some((ranges, end))
 }
 
 /// The shape of one input of a batch of so many rows: each padded dimension is as long as that of the longest row.

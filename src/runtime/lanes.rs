@@ -11,11 +11,12 @@ use super::batch::Batch;
 use super::bound::{self, DeviceTensor, Place};
 use super::element::{OutputBytes, output_bytes};
 use super::graphs::Launch;
-use super::inputs::{Target, gather_input, text_value};
+use super::inputs::{Target, batch_shape, gather_input, packed, text_value};
 use super::outputs::{Produced, Wanted, check_rows};
 use super::session::out_of_memory;
+use super::staging::{Packed, Staging, Turns};
 use super::twins::Twins;
-use crate::memory::cuda::{CudaError, Event, Gpu, Pinned, Stream};
+use crate::memory::cuda::{CudaError, Event, Gpu, Stream};
 use crate::memory::{Arena, Block};
 use crate::model::{Graph, ModelSpec};
 use crate::tensor::{DataType, Shape};
@@ -26,9 +27,6 @@ use ort::session::{NoSelectedOutputs, RunOptions};
 use std::ffi::CString;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// Pinned memory grows in powers of two from here on, so that a ladder of sizes pins few times.
-const LEAST_PINNED: usize = 4096;
 
 /// The ways into and out of one session.
 pub(super) struct Lanes {
@@ -52,6 +50,8 @@ pub(super) struct Lanes {
 #[derive(Debug)]
 struct Slot {
     inputs: Vec<Lane>,
+    /// All inputs of a run that is recorded.
+    packed: Staging,
     outputs: Vec<Staging>,
     /// In front of the copies of inputs that go ahead of the run.
     copying: Event,
@@ -72,12 +72,6 @@ struct Lane {
     text: Vec<u8>,
 }
 
-/// Pinned memory that grows.
-#[derive(Debug, Default)]
-pub(super) struct Staging {
-    pinned: Option<Pinned>,
-}
-
 /// A batch whose inputs are on their way.
 #[derive(Debug)]
 pub(super) struct Staged {
@@ -90,7 +84,7 @@ pub(super) struct Staged {
 /// The places of a recorded run.
 #[derive(Debug)]
 pub(super) struct Recorded {
-    pub(super) inputs: Vec<Block>,
+    pub(super) inputs: Packed,
     pub(super) outputs: Vec<(Block, Shape)>,
 }
 
@@ -118,7 +112,15 @@ impl Lanes {
             let inputs = graph.inputs.iter().map(|_| Lane::default()).collect();
             let outputs = graph.outputs.iter().map(|_| Staging::default()).collect();
             let event = || Event::new(gpu);
-            Ok(Slot { inputs, outputs, copying: event()?, begun: event()?, arrived: event()?, done: event()? })
+            Ok(Slot {
+                inputs,
+                packed: Staging::default(),
+                outputs,
+                copying: event()?,
+                begun: event()?,
+                arrived: event()?,
+                done: event()?,
+            })
         };
         let slots = [slot().map_err(|error| error.to_string())?, slot().map_err(|error| error.to_string())?];
         let mut options = RunOptions::new().map_err(text)?;
@@ -180,6 +182,7 @@ impl Lanes {
     ) -> Result<Staged, RunError> {
         let gpu = self.gpu();
         gpu.bind().map_err(|error| device_error(&error))?;
+        let Some(arena) = arena else { return self.stage_packed(index, spec, (batch, rows)) };
         let slot = &mut self.slots[index];
         let mut shapes = Vec::with_capacity(spec.inputs.len());
         let mut copying = false;
@@ -192,7 +195,6 @@ impl Lanes {
             let shape = gather_input(spec, (batch, rows), input, &mut target)?;
             let len = target.len;
             shapes.push(shape);
-            let Some(arena) = arena else { continue };
             if lane.device.as_ref().is_none_or(|block| block.len() < len) {
                 lane.device = None;
                 lane.device = Some(arena.block(len).map_err(|denied| out_of_memory(&denied))?);
@@ -208,6 +210,25 @@ impl Lanes {
             }
         }
         self.copies.record(&slot.arrived).map_err(|error| device_error(&error))?;
+        Ok(Staged { slot: index, shapes, behind: self.running })
+    }
+
+    /// Gathers a batch for a recording.
+    fn stage_packed(
+        &mut self,
+        index: usize,
+        spec: &ModelSpec,
+        (batch, rows): (&Batch, Rows),
+    ) -> Result<Staged, RunError> {
+        let shapes: Vec<Shape> = (0..spec.inputs.len()).map(|input| batch_shape(spec, (batch, rows), input)).collect();
+        let Some((ranges, bytes)) = packed(spec, &shapes) else {
+            return Err(RunError::Lost("strings are not recorded".to_owned()));
+        };
+        let gpu = self.gpu();
+        let pinned = self.slots[index].packed.resized(gpu, bytes).map_err(|error| device_error(&error))?;
+        for (input, range) in ranges.into_iter().enumerate() {
+            gather_input(spec, (batch, rows), input, &mut &mut pinned.as_mut_slice()[range])?;
+        }
         Ok(Staged { slot: index, shapes, behind: self.running })
     }
 
@@ -248,9 +269,7 @@ impl Lanes {
         }
         let outputs = session.run_binding_with_options(binding, &self.options);
         let outputs = outputs.map_err(|error| model(error.message().to_owned()))?;
-        let mut found = Vec::with_capacity(spec.outputs.len());
-        let mut shapes = Vec::with_capacity(spec.outputs.len());
-        let rows = wanted.rows();
+        let (mut found, mut shapes, rows) = (Vec::new(), Vec::new(), wanted.rows());
         for ((output, staging), is_wanted) in spec.outputs.iter().zip(&mut slot.outputs).zip(wanted.outputs()) {
             if !is_wanted {
                 found.push(None);
@@ -300,19 +319,25 @@ impl Lanes {
         &mut self,
         spec: &ModelSpec,
         staged: &Staged,
-        (recorded, launch): (&Recorded, Launch<'_>),
+        (recorded, launch): (&mut Recorded, Launch<'_>),
         wanted: &Wanted,
     ) -> Result<Outputs, RunError> {
         self.running = true;
         let slot = &mut self.slots[staged.slot];
         let lost = |error: CudaError| device_error(&error);
         self.compute.record(&slot.begun).map_err(lost)?;
-        for (lane, block) in slot.inputs.iter().zip(&recorded.inputs) {
-            if let Some(pinned) = &lane.staging.pinned {
-                // SAFETY: the pinned memory as in `stage_in`; the block belongs to a recording that cannot go while it plays.
-                // In the stream of the run, behind the one before, which may still read the same place.
+        match (&slot.packed.pinned, &mut recorded.inputs) {
+            // The batch before is settled, so nothing reads there any more.
+            (Some(pinned), Packed::Host(inputs)) => {
+                let len = inputs.len().min(pinned.len());
+                inputs.as_mut_slice()[..len].copy_from_slice(&pinned.as_slice()[..len]);
+            }
+            (Some(pinned), Packed::Device(block)) => {
+                // SAFETY: the pinned memory as in `stage_in`; the block belongs to a recording that cannot go while it plays. In
+                // the stream of the run, behind the one before, which may still read the same place.
                 unsafe { self.compute.copy_in(pinned, block.len(), block) }.map_err(lost)?;
             }
+            (None, _) => return Err(RunError::Lost("nothing was gathered for a recording".to_owned())),
         }
         launch()?;
         let mut found = Vec::with_capacity(spec.outputs.len());
@@ -393,40 +418,6 @@ impl Drop for Lanes {
     }
 }
 
-impl Staging {
-    fn resized(&mut self, gpu: Gpu, len: usize) -> Result<&mut Pinned, CudaError> {
-        if self.pinned.as_ref().is_none_or(|pinned| pinned.len() < len) {
-            self.pinned = None;
-            self.pinned = Some(Pinned::new(gpu, len.next_power_of_two().max(LEAST_PINNED))?);
-        }
-        Ok(self.pinned.as_mut().unwrap_or_else(|| unreachable!("it was just made")))
-    }
-}
-
-/// Whose turn of the two slots it is.
-#[derive(Debug, Default)]
-struct Turns {
-    next: usize,
-}
-
-impl Turns {
-    /// The slot that was not taken last.
-    fn take(&mut self) -> usize {
-        let slot = self.next;
-        self.next = 1 - slot;
-        slot
-    }
-
-    /// The slot that was taken last is taken next.
-    fn undo(&mut self) {
-        self.next = self.last();
-    }
-
-    fn last(&self) -> usize {
-        1 - self.next
-    }
-}
-
 /// Pinned memory as the target of a gather.
 struct PinnedTarget<'a> {
     gpu: Gpu,
@@ -448,20 +439,5 @@ pub(super) fn device_error(error: &CudaError) -> RunError {
         RunError::OutOfMemory { message: error.to_string() }
     } else {
         RunError::Lost(error.to_string())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_batch_that_is_staged_anew_takes_the_slot_that_it_had() {
-        let mut turns = Turns::default();
-        let (first, second) = (turns.take(), turns.take());
-        assert_ne!(first, second);
-        turns.undo();
-        assert_eq!(turns.take(), second, "the outputs of the first one still lie in its slot");
-        assert_eq!((turns.last(), turns.take()), (second, first));
     }
 }
