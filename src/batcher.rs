@@ -7,6 +7,7 @@
 mod answer;
 mod classes;
 mod handle;
+mod load;
 mod pending;
 mod report;
 mod run;
@@ -15,5 +16,6 @@ mod traces;
 
 pub use crate::scheduler::Rejection;
 pub use handle::{Batcher, InferError, Job, Jobs, Ticket};
-pub use run::{Control, Ends, Event, Loop, ModelLoad, Sample};
+pub use load::{DeviceLoad, ModelLoad, Sample};
+pub use run::{Control, Ends, Event, Loop};
 pub use statistics::{StageTotals, Statistics, Total};

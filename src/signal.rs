@@ -42,12 +42,12 @@ pub struct Scaling {
 }
 
 /// One model as the signal sees it.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Reading {
     /// The model.
     pub model: ModelId,
-    /// Where it runs.
-    pub device: DeviceId,
+    /// Where it runs. On several devices it is as saturated on each.
+    pub devices: Vec<DeviceId>,
     /// Rows offered so far.
     pub offered: u64,
     /// Rows that wait.
@@ -97,7 +97,9 @@ impl Signals {
             signal.settling |= offered > 0.0 || reading.waiting > 0;
             let saturation = reading.capacity.map(|capacity| saturation(offered, reading.waiting, window, capacity));
             if let Some(saturation) = saturation {
-                *devices.entry(reading.device).or_default() += saturation;
+                for device in &reading.devices {
+                    *devices.entry(*device).or_default() += saturation;
+                }
                 signal.model_maximum = signal.model_maximum.max(saturation);
             }
             signal.models.push((reading.model, offered, saturation));
@@ -162,7 +164,7 @@ mod tests {
     }
 
     fn reading(model: u32, device: u32, offered: u64, waiting: u64, capacity: Option<f64>) -> Reading {
-        Reading { model: ModelId(model), device: DeviceId(device), offered, waiting, capacity }
+        Reading { model: ModelId(model), devices: vec![DeviceId(device)], offered, waiting, capacity }
     }
 
     /// The signal after a minute of a steady load, read four times a second.

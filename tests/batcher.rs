@@ -1,7 +1,7 @@
 //! The loop under a paused clock, with workers that are tasks: time moves only when everybody waits.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-use concertina::batcher::{Batcher, Control, Ends, Event, InferError, Loop, ModelLoad, Statistics};
+use concertina::batcher::{Batcher, Control, DeviceLoad, Ends, Event, InferError, Loop, ModelLoad, Statistics};
 use concertina::clock::Clock;
 use concertina::config::Config;
 use concertina::metrics::Metrics;
@@ -60,18 +60,34 @@ fn spec() -> ModelSpec {
 }
 
 async fn start(instances: u32, max_in_flight: usize) -> Server {
+    start_on(&[instances], max_in_flight).await
+}
+
+/// So many instances on each device.
+async fn start_on(devices: &[u32], max_in_flight: usize) -> Server {
     let clock = Clock::start();
     let (task, ends) = Loop::new(max_in_flight, Config::default().scaling, clock, Arc::new(Metrics::new()));
     let Ends { batcher, control, completions, events, .. } = ends;
     let finished = tokio::spawn(task.run());
     let spec = Arc::new(spec());
     let batches = Arc::new(Mutex::new(Vec::new()));
-    let workers: Vec<WorkerHandle> = (0..instances)
-        .map(|instance| fake_worker(InstanceId(instance), completions.clone(), Arc::clone(&batches)))
-        .collect();
-    let plan = ModelPlan {
-        model: spec.id,
-        device: DeviceId(0),
+    let on_device = |(device, instances): (u32, &u32)| {
+        let worker =
+            |instance| fake_worker(InstanceId(100 * device + instance), completions.clone(), Arc::clone(&batches));
+        let workers: Vec<WorkerHandle> = (0..*instances).map(worker).collect();
+        DeviceLoad { plan: plan(ModelId(spec.id.0 + device), DeviceId(device), &workers), workers, samples: Vec::new() }
+    };
+    let load = ModelLoad { spec: Arc::clone(&spec), devices: (0..).zip(devices).map(on_device).collect() };
+    let (taken, is_taken) = oneshot::channel();
+    control.send(Control::Load { model: Box::new(load), taken }).await.unwrap();
+    is_taken.await.unwrap();
+    Server { batcher, control, events, spec, clock, batches, finished }
+}
+
+fn plan(model: ModelId, device: DeviceId, workers: &[WorkerHandle]) -> ModelPlan {
+    ModelPlan {
+        model,
+        device,
         instances: workers.iter().map(|worker| worker.instance).collect(),
         ladder: vec![1, 2, 4, 8],
         round_up: false,
@@ -84,12 +100,7 @@ async fn start(instances: u32, max_in_flight: usize) -> Server {
         knee_tolerance: 0.03,
         packing: Packing::Near,
         observations: Vec::new(),
-    };
-    let load = ModelLoad { spec: Arc::clone(&spec), plan, workers, samples: Vec::new() };
-    let (taken, is_taken) = oneshot::channel();
-    control.send(Control::Load { model: Box::new(load), taken }).await.unwrap();
-    is_taken.await.unwrap();
-    Server { batcher, control, events, spec, clock, batches, finished }
+    }
 }
 
 async fn statistics(server: &Server) -> Statistics {
@@ -177,6 +188,34 @@ async fn a_lonely_request_is_not_kept_waiting() {
     let answer = server.batcher.infer(server.request(1, 5)).await.unwrap();
     assert_eq!(first_values(&answer), (1, 5));
     assert!(server.clock.now().0 < RUN.as_nanos() as u64 * 2, "{:?}", server.clock.now());
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_devices_work_at_the_same_time_and_are_one_model_to_whoever_asks() {
+    let mut server = start_on(&[1, 1], 16).await;
+    let sent: Vec<_> = (1..=4).map(|value| server.send(server.request(8, value))).collect();
+    for (value, answer) in (1..).zip(sent) {
+        assert_eq!(first_values(&answer.await.unwrap().unwrap()), (8, value));
+    }
+    // Four full batches, two at a time.
+    assert!(server.clock.now().0 < RUN.as_nanos() as u64 * 3, "{:?}", server.clock.now());
+    let seen = statistics(&server).await;
+    assert_eq!((seen.success.count, seen.rows, seen.batches), (4, 32, 4));
+
+    // What was on the device that dies is refused or served by the other one; whatever comes then is served.
+    let _ = server.batcher.infer(server.request(1, DEADLY)).await;
+    let Some(Event::InstanceLost { model, remaining: 1, .. }) = server.events.recv().await else {
+        panic!("one is left")
+    };
+    assert_eq!(model, server.spec.id);
+    for value in 1..=4 {
+        let answer = server.batcher.infer(server.request(1, value)).await.unwrap();
+        assert_eq!(first_values(&answer), (1, value));
+    }
+    let (drained, is_drained) = oneshot::channel();
+    server.control.send(Control::Drain(drained)).await.unwrap();
+    is_drained.await.unwrap();
+    server.finished.await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

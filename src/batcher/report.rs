@@ -5,8 +5,10 @@ use super::run::{Flight, Loop};
 use crate::metrics::Stage;
 use crate::runtime::batch::Stages;
 use crate::runtime::{Completion, RunError};
+use crate::scheduler::ModelStats;
 use crate::signal::Reading;
-use crate::units::{ByteSize, Instant};
+use crate::units::{ByteSize, Instant, ModelId};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// The time between two publications of queue lengths: they cost more than counting, and nobody looks oftener.
@@ -92,21 +94,24 @@ impl Loop {
             return;
         }
         let mut readings = Vec::with_capacity(self.models.len());
-        for stats in self.scheduler.model_stats() {
-            let Some(model) = self.models.get(&stats.model) else { continue };
+        for (id, stats) in by_owner(self.scheduler.model_stats(), |plan| self.owner(plan)) {
+            let Some(model) = self.models.get(&id) else { continue };
             let metrics = &model.metrics;
-            metrics.queue_requests.set(signed(stats.queued_requests));
-            metrics.triton.pending.set(signed(stats.queued_requests));
-            metrics.queue_rows.set(signed(stats.queued_rows));
-            metrics.instances.set(signed(stats.instances as u64));
-            let age = stats.oldest_arrival.map_or(0.0, |arrival| now.since(arrival).as_secs_f64());
-            metrics.queue_oldest_seconds.set(age);
+            let sum = |count: fn(&ModelStats) -> u64| stats.iter().map(count).sum::<u64>();
+            let (requests, rows) = (sum(|stats| stats.queued_requests), sum(|stats| stats.queued_rows));
+            metrics.queue_requests.set(signed(requests));
+            metrics.triton.pending.set(signed(requests));
+            metrics.queue_rows.set(signed(rows));
+            metrics.instances.set(signed(sum(|stats| stats.instances as u64)));
+            let oldest = stats.iter().filter_map(|stats| stats.oldest_arrival).min();
+            metrics.queue_oldest_seconds.set(oldest.map_or(0.0, |arrival| now.since(arrival).as_secs_f64()));
             readings.push(Reading {
-                model: stats.model,
-                device: stats.device,
+                model: id,
+                devices: stats.iter().map(|stats| stats.device).collect(),
                 offered: metrics.offered_rows.get(),
-                waiting: stats.queued_rows + stats.retrying_rows,
-                capacity: stats.knee_rows_per_second,
+                waiting: rows + sum(|stats| stats.retrying_rows),
+                // Known once all of them are: a part would be taken for the whole.
+                capacity: stats.iter().map(|stats| stats.knee_rows_per_second).sum(),
             });
         }
         let signal = self.signals.read(now, &readings);
@@ -131,6 +136,18 @@ impl Loop {
         self.changed = true;
         self.next_publication = self.next_publication.min(now + PUBLICATION);
     }
+}
+
+/// What the scheduler says of each part of a model, by model.
+fn by_owner(
+    all: impl Iterator<Item = ModelStats>,
+    owner: impl Fn(ModelId) -> ModelId,
+) -> BTreeMap<ModelId, Vec<ModelStats>> {
+    let mut found: BTreeMap<ModelId, Vec<ModelStats>> = BTreeMap::new();
+    for stats in all {
+        found.entry(owner(stats.model)).or_default().push(stats);
+    }
+    found
 }
 
 fn signed(count: u64) -> i64 {

@@ -2,15 +2,14 @@
 
 use super::classes::Classes;
 use super::handle::{Arrival, Batcher, InferError, Message};
+use super::load::ModelLoad;
 use super::pending::PendingTable;
 use super::statistics::Statistics;
 use crate::clock::Clock;
 use crate::metrics::{Metrics, ModelMetrics, Stage};
 use crate::model::ModelSpec;
 use crate::runtime::{Batch, BatchPart, Completion, RunError, WorkerHandle};
-use crate::scheduler::{
-    Action, Dispatch, Input, MemorySample, ModelPlan, Observation, Outcome, Rejection, RequestMeta, Scheduler,
-};
+use crate::scheduler::{Action, Dispatch, Input, MemorySample, Outcome, Rejection, RequestMeta, Scheduler};
 use crate::signal::{Scaling, Signals};
 use crate::trace::Tracer;
 use crate::units::{BatchId, InstanceId, Instant, ModelId};
@@ -26,28 +25,6 @@ const MAX_CONTROLS: usize = 64;
 const MAX_EVENTS: usize = 64;
 /// Messages taken in before the scheduler is asked: a burst forms one batch, and no completion waits longer than this.
 const BURST: usize = 256;
-
-/// A model that is ready to run.
-#[derive(Debug)]
-pub struct ModelLoad {
-    /// What it is.
-    pub spec: Arc<ModelSpec>,
-    /// What the scheduler needs to know; its observations are filled in from `samples`.
-    pub plan: ModelPlan,
-    /// Its workers, one for each instance of the plan.
-    pub workers: Vec<WorkerHandle>,
-    /// What was measured while loading.
-    pub samples: Vec<Sample>,
-}
-
-/// One measured run of a class that the batcher has not numbered yet.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Sample {
-    /// The non-batch dimensions of all inputs.
-    pub dims: Vec<usize>,
-    /// The observation; its class is filled in.
-    pub observation: Observation,
-}
 
 /// What the rest of the server tells the loop.
 #[derive(Debug)]
@@ -103,6 +80,8 @@ pub struct Ends {
 
 pub(super) struct LoadedModel {
     pub(super) instances: Vec<InstanceId>,
+    /// What it is to the scheduler: one for each device.
+    pub(super) plans: Vec<ModelId>,
     pub(super) classes: Classes,
     pub(super) spec: Arc<ModelSpec>,
     pub(super) metrics: Arc<ModelMetrics>,
@@ -125,6 +104,8 @@ pub struct Loop {
     pub(super) scheduler: Scheduler,
     pub(super) pending: PendingTable,
     pub(super) models: HashMap<ModelId, LoadedModel>,
+    /// Whose the scheduler's models are.
+    pub(super) owners: HashMap<ModelId, ModelId>,
     pub(super) workers: HashMap<InstanceId, WorkerHandle>,
     pub(super) flights: HashMap<BatchId, Flight>,
     pub(super) messages: mpsc::Receiver<Message>,
@@ -158,6 +139,7 @@ impl Loop {
             scheduler: Scheduler::new(),
             pending: PendingTable::default(),
             models: HashMap::new(),
+            owners: HashMap::new(),
             workers: HashMap::new(),
             flights: HashMap::new(),
             messages,
@@ -275,7 +257,7 @@ impl Loop {
         };
         let request = &arrival.request;
         let (class, family) = model.classes.of(request);
-        let meta = RequestMeta {
+        let mut meta = RequestMeta {
             id: arrival.id,
             model: model_id,
             class,
@@ -286,6 +268,9 @@ impl Loop {
             deadline: Some(now + request.timeout.unwrap_or(request.model.settings.default_timeout)),
             priority: request.priority,
         };
+        if let [_, _, ..] = model.plans.as_slice() {
+            meta.model = self.scheduler.least_loaded(now, &model.plans, &meta).unwrap_or(model_id);
+        }
         self.pending.insert(arrival, now);
         self.handle(Input::Arrive(meta));
     }
@@ -298,7 +283,11 @@ impl Loop {
                 let _ = taken.send(());
             }
             Control::Unload(model) => {
-                self.handle(Input::Unload(model));
+                let plans = self.models.get(&model).map(|loaded| loaded.plans.clone()).unwrap_or_default();
+                for plan in plans {
+                    self.handle(Input::Unload(plan));
+                    self.owners.remove(&plan);
+                }
                 // Letting a worker's channel go ends its thread after the batches that it has.
                 let Some(gone) = self.models.remove(&model) else { return };
                 for instance in &gone.instances {
@@ -326,22 +315,7 @@ impl Loop {
         }
     }
 
-    fn load(&mut self, load: ModelLoad) {
-        let mut classes = Classes::default();
-        let observations = load
-            .samples
-            .into_iter()
-            .map(|sample| Observation { class: classes.id(&sample.dims), ..sample.observation });
-        let plan = ModelPlan { observations: observations.collect(), ..load.plan };
-        let metrics = self.metrics.model(&load.spec.name, load.spec.version);
-        let instances = plan.instances.clone();
-        let statistics = Statistics::default();
-        self.models.insert(load.spec.id, LoadedModel { instances, classes, spec: load.spec, metrics, statistics });
-        self.workers.extend(load.workers.into_iter().map(|worker| (worker.instance, worker)));
-        self.handle(Input::Load(plan));
-    }
-
-    fn handle(&mut self, input: Input) {
+    pub(super) fn handle(&mut self, input: Input) {
         let now = self.clock.now();
         self.note_change(now);
         self.scheduler.handle(now, input);
@@ -362,7 +336,8 @@ impl Loop {
     fn dispatch(&mut self, dispatch: Dispatch) {
         let now = self.clock.now();
         let mut parts = Vec::with_capacity(dispatch.parts.len());
-        let metrics = self.models.get(&dispatch.model).map(|model| &model.metrics);
+        let model = self.owner(dispatch.model);
+        let metrics = self.models.get(&model).map(|model| &model.metrics);
         for part in &dispatch.parts {
             // A cancelled request stays in its batch only if the scheduler did not hear of it in time: never, since
             // messages are taken in before actions are asked for.
@@ -387,7 +362,7 @@ impl Loop {
         let batch = Batch { id, parts, bytes, padded_rows: dispatch.padded_rows };
         let worker = self.workers.get(&dispatch.instance);
         let sent = worker.is_some_and(|worker| worker.batches.try_send(batch).is_ok());
-        let (id, instance, model) = (dispatch.batch, dispatch.instance, dispatch.model);
+        let (id, instance) = (dispatch.batch, dispatch.instance);
         self.flights.insert(id, Flight { model, dispatch, begun: now });
         if !sent {
             self.lost(id, model, instance, "its thread has ended".to_owned());

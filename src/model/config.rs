@@ -43,23 +43,7 @@ pub fn published(spec: &ModelSpec) -> Value {
         "output": spec.outputs.iter().map(output).collect::<Vec<_>>(),
         "batch_input": [],
         "batch_output": [],
-        "instance_group": [{
-            "name": format!("{}_0", spec.name),
-            "kind": match settings.place {
-                None => "KIND_AUTO",
-                Some(Place::Cpu) => "KIND_CPU",
-                Some(Place::Cuda(_)) => "KIND_GPU",
-            },
-            "count": settings.instances.map_or(1, std::num::NonZeroU32::get),
-            "gpus": match settings.place {
-                Some(Place::Cuda(ordinal)) => vec![ordinal],
-                None | Some(Place::Cpu) => Vec::new(),
-            },
-            "secondary_devices": [],
-            "profile": [],
-            "passive": false,
-            "host_policy": "",
-        }],
+        "instance_group": settings.on_each_device().iter().zip(0..).map(|group| instance_group(spec, group)).collect::<Vec<_>>(),
         "default_model_filename": "model.onnx",
         "cc_model_filenames": {},
         "metric_tags": {},
@@ -187,24 +171,57 @@ fn batch_size(value: &Value) -> Option<Vec<(String, toml::Value)>> {
     }
 }
 
+/// The instances on one device.
+fn instance_group(spec: &ModelSpec, (settings, number): (&Settings, usize)) -> Value {
+    json!({
+        "name": format!("{}_{number}", spec.name),
+        "kind": match settings.place {
+            None => "KIND_AUTO",
+            Some(Place::Cpu) => "KIND_CPU",
+            Some(Place::Cuda(_)) => "KIND_GPU",
+        },
+        "count": settings.instances.map_or(1, std::num::NonZeroU32::get),
+        "gpus": match settings.place {
+            Some(Place::Cuda(ordinal)) => vec![ordinal],
+            None | Some(Place::Cpu) => Vec::new(),
+        },
+        "secondary_devices": [],
+        "profile": [],
+        "passive": false,
+        "host_policy": "",
+    })
+}
+
 fn instances(value: &Value) -> Result<toml::Value, String> {
     let expected = || {
-        "one group with a count from 1 to 64 and a kind of KIND_AUTO, KIND_CPU or KIND_GPU, that with one of gpus"
+        "groups, each with a count from 1 to 64 and a kind of KIND_AUTO, KIND_CPU or KIND_GPU, that with one of gpus; of \
+         several each with a device of its own"
             .to_owned()
     };
-    let [group] = value.as_array().map(Vec::as_slice).unwrap_or_default() else { return Err(expected()) };
+    let groups = value.as_array().map(Vec::as_slice).unwrap_or_default();
+    let read: Option<Vec<toml::Value>> = groups.iter().map(group).collect();
+    match read.ok_or_else(expected)?.as_slice() {
+        [] => Err(expected()),
+        [one] if !one.is_table() => Ok(one.clone()),
+        several if several.iter().all(toml::Value::is_table) => Ok(several.to_vec().into()),
+        _ => Err(expected()),
+    }
+}
+
+/// One group of instances: a table with its device, or a count on any.
+fn group(group: &Value) -> Option<toml::Value> {
     let count = group.get("count").map_or(Some(1), Value::as_i64).filter(|count| (1..=64).contains(count));
-    let count = toml::Value::from(count.ok_or_else(expected)?);
+    let count = toml::Value::from(count?);
     let gpus = group.get("gpus").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
     let device = match (group.get("kind").map_or(Some("KIND_AUTO"), Value::as_str), gpus) {
-        (Some("KIND_AUTO"), []) => return Ok(count),
+        (Some("KIND_AUTO"), []) => return Some(count),
         (Some("KIND_CPU"), []) => "cpu".to_owned(),
-        (Some("KIND_AUTO" | "KIND_GPU"), [gpu]) => format!("cuda:{}", gpu.as_u64().ok_or_else(expected)?),
+        (Some("KIND_AUTO" | "KIND_GPU"), [gpu]) => format!("cuda:{}", gpu.as_u64()?),
         (Some("KIND_GPU"), []) => "cuda".to_owned(),
-        _ => return Err(expected()),
+        _ => return None,
     };
     let group = [("device".to_owned(), device.into()), ("count".to_owned(), count)];
-    Ok(toml::Value::Array(vec![toml::Value::Table(group.into_iter().collect())]))
+    Some(toml::Value::Table(group.into_iter().collect()))
 }
 
 fn versions(value: &Value) -> Option<Vec<(String, toml::Value)>> {
@@ -274,7 +291,7 @@ fn own_keys(value: &Value, keys: &mut Vec<(String, toml::Value)>) -> Result<(), 
 
 #[cfg(test)]
 mod tests {
-    use super::super::settings::BatchAxis;
+    use super::super::settings::{BatchAxis, Group};
     use super::*;
 
     #[test]
@@ -312,6 +329,10 @@ mod tests {
         let mut settings = Settings::from_toml(text, "model.toml", &Settings::default_keys()).unwrap();
         settings.place = place;
         settings.instances = std::num::NonZeroU32::new(2);
+        if place == Some(Place::Cuda(3)) {
+            settings.beside =
+                [Place::Cuda(0), Place::Cpu].map(|place| Group { place, count: settings.instances }).to_vec();
+        }
         settings.max_batch_size = batch_axis.map(|_| 24);
         settings.batch_axis = batch_axis.map_or(BatchAxis::None, BatchAxis::Axis);
         ModelSpec {
@@ -365,6 +386,7 @@ mod tests {
             (r#"{"instance_group":[]}"#, "instance_group"),
             (r#"{"instance_group":[{"kind":"KIND_GPU","gpus":[0,1]}]}"#, "instance_group"),
             (r#"{"instance_group":[{"kind":"KIND_MODEL"}]}"#, "instance_group"),
+            (r#"{"instance_group":[{"kind":"KIND_AUTO"},{"kind":"KIND_CPU"}]}"#, "instance_group"),
             (r#"{"instance_group":[{"kind":"KIND_CPU","gpus":[0]}]}"#, "instance_group"),
             (r#"{"version_policy":{"newest":{}}}"#, "version_policy"),
             (r#"{"sequence_batching":{}}"#, "sequence_batching"),

@@ -5,7 +5,7 @@ mod placement;
 mod read;
 mod text;
 
-pub use placement::{Instances, Place};
+pub use placement::{Group, Instances, Place};
 pub use read::DEFAULTS;
 pub use text::TextSettings;
 
@@ -25,6 +25,8 @@ pub struct Settings {
     pub instances: Option<NonZeroU32>,
     /// The device that they are on. `None`: the preferred one.
     pub place: Option<Place>,
+    /// Further devices with instances of their own.
+    pub beside: Vec<Group>,
     /// Threads that one instance computes with on a CPU. `None`: the server chooses.
     pub intra_op_threads: Option<NonZeroU32>,
     /// The most rows in one batch. `None`: found while loading.
@@ -188,6 +190,16 @@ pub struct Padding {
 }
 
 impl Settings {
+    /// The same settings for each device, with its instances alone.
+    #[must_use]
+    pub fn on_each_device(&self) -> Vec<Self> {
+        let first = Self { beside: Vec::new(), ..self.clone() };
+        let beside =
+            self.beside.iter().map(|group| Self { place: Some(group.place), instances: group.count, ..first.clone() });
+        let beside: Vec<Self> = beside.collect();
+        std::iter::once(first).chain(beside).collect()
+    }
+
     /// The settings of a model whose model.toml has this text and path. `defaults` are the keys of `[model]`.
     ///
     /// # Errors

@@ -42,6 +42,12 @@ impl Devices {
         Self { host, gpus: Vec::new(), without, tensorrt: false, weights: Arc::default() }
     }
 
+    /// The host, and devices that stand for GPUs where there are none: models on them run on the host, in a memory of their own.
+    #[must_use]
+    pub fn pretended(host: Device, gpus: Vec<(Place, Device)>) -> Self {
+        Self { gpus, without: None, ..Self::host_only(host) }
+    }
+
     /// What the configuration allows. ONNX Runtime must be loaded.
     ///
     /// # Errors
@@ -178,7 +184,7 @@ mod tests {
             let options = DeviceOptions { id: DeviceId(id), limit, headroom, alignment: CUDA_ALIGNMENT };
             (Place::Cuda(id - 1), Device::new(Box::new(Host::new()), options))
         };
-        let two = Devices { gpus: vec![other(1), other(3)], without: None, ..Devices::host_only(host()) };
+        let two = Devices::pretended(host(), vec![other(1), other(3)]);
         let at = |devices: &Devices, place| {
             devices.of(&Settings { place, ..Settings::default() }).map(|device| device.id().0)
         };

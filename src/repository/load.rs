@@ -5,11 +5,11 @@ use super::devices::Devices;
 use super::layouts::{Layout, layouts};
 use super::measure::Measured;
 use super::store::Store;
-use crate::batcher::{ModelLoad, Sample};
+use crate::batcher::{DeviceLoad, ModelLoad, Sample};
 use crate::clock::Clock;
 use crate::model::ModelSpec;
 use crate::model::derive::Derived;
-use crate::model::settings::{CudaGraph, Packing, Place};
+use crate::model::settings::{CudaGraph, Group, Packing, Place};
 use crate::runtime::calibrate::{self, Calibration};
 use crate::runtime::worker::Recorded;
 use crate::runtime::{Arenas, Completion, Plan, Recipe, Runtime, Session, SessionOptions, Worker, WorkerHandle};
@@ -56,12 +56,51 @@ impl Loader {
     /// # Errors
     /// Why it cannot be served, in words for the operator.
     pub fn load(&self, candidate: &Candidate) -> Result<ModelLoad, String> {
-        let device = self.devices.of(&candidate.settings)?;
-        if device.gpu().is_some() {
-            // Once for all its sessions: they share the weights.
-            super::room::check(&candidate.file, device, self.devices.shared_weights(device, &candidate.file))?;
+        let on = |settings| Candidate { settings, ..candidate.clone() };
+        let parts: Vec<Candidate> = candidate.settings.on_each_device().into_iter().map(on).collect();
+        // All are looked for before the first one is measured.
+        parts.iter().try_for_each(|part| self.devices.of(&part.settings).map(drop))?;
+        let mut measured = Vec::with_capacity(parts.len());
+        for part in parts {
+            let device = self.devices.of(&part.settings)?;
+            if device.gpu().is_some() {
+                // Once for all its sessions: they share the weights.
+                super::room::check(&part.file, device, self.devices.shared_weights(device, &part.file))?;
+            }
+            let found = self.recall(&part)?;
+            measured.push((part, found));
         }
-        self.finish(candidate, self.recall(candidate)?)
+        let spec = Arc::new(self.settle(candidate, &measured)?);
+        let finish = |(part, measured): (Candidate, Measured)| self.finish(&part, measured, &spec);
+        let devices = measured.into_iter().map(finish).collect::<Result<Vec<DeviceLoad>, String>>()?;
+        Ok(ModelLoad { spec, devices })
+    }
+
+    /// What clients are shown of a model, with what was chosen where the settings left the choice.
+    fn settle(&self, candidate: &Candidate, measured: &[(Candidate, Measured)]) -> Result<ModelSpec, String> {
+        let mut groups = Vec::with_capacity(measured.len());
+        let Some((_, first)) = measured.first() else { return Err("it has no device".to_owned()) };
+        for (part, other) in measured {
+            let (one, other_spec) = (&first.spec, &other.spec);
+            if one.batch_axis != other_spec.batch_axis || one.padding != other_spec.padding {
+                return Err(
+                    "instances: its devices do not agree on which rows may share a batch: give it one of them, or \
+                            settle batch_axis and padding"
+                        .to_owned(),
+                );
+            }
+            let count = NonZeroU32::new(u32::try_from(other.sessions.len()).unwrap_or(1));
+            groups.push(Group { place: Place::of(self.devices.of(&part.settings)?.id()), count });
+        }
+        let mut spec = first.spec.clone();
+        let largest = measured.iter().filter_map(|(_, measured)| ladder(measured).last().copied()).max();
+        spec.max_batch_size = largest.unwrap_or(1);
+        spec.settings = candidate.settings.clone();
+        (spec.settings.place, spec.settings.instances) = (Some(groups[0].place), groups[0].count);
+        spec.settings.beside = groups.split_off(1);
+        spec.settings.intra_op_threads = u32::try_from(first.layout.threads).ok().and_then(NonZeroU32::new);
+        spec.text = super::texts::text_model(candidate, &spec)?;
+        Ok(spec)
     }
 
     pub(super) fn session(&self, candidate: &Candidate, layout: Layout) -> Result<Session, String> {
@@ -144,23 +183,14 @@ impl Loader {
         }
     }
 
-    fn finish(&self, candidate: &Candidate, measured: Measured) -> Result<ModelLoad, String> {
-        let Measured { mut spec, layout, sessions, mut calibration, lengths } = measured;
-        let ladder = match &calibration {
-            Ok(calibration) => calibration.ladder.clone(),
-            Err(_) if spec.batch_axis.is_none() => vec![1],
-            Err(_) => calibrate::ladder(spec.settings.max_batch_size.unwrap_or(UNMEASURED_MAX_BATCH_SIZE)),
-        };
-        spec.max_batch_size = ladder.last().copied().unwrap_or(1);
-        // What was chosen where the settings left the choice: clients are shown these.
-        spec.settings.place = Some(Place::of(self.devices.of(&spec.settings)?.id()));
-        spec.settings.instances = NonZeroU32::new(u32::try_from(sessions.len()).unwrap_or(1));
-        spec.settings.intra_op_threads = u32::try_from(layout.threads).ok().and_then(NonZeroU32::new);
-        spec.text = super::texts::text_model(candidate, &spec)?;
-        let spec = Arc::new(spec);
+    /// Starts the workers of one device.
+    fn finish(&self, candidate: &Candidate, measured: Measured, spec: &Arc<ModelSpec>) -> Result<DeviceLoad, String> {
+        let ladder = ladder(&measured);
+        let Measured { spec: own, layout, sessions, mut calibration, lengths } = measured;
+        let device = self.devices.of(&candidate.settings)?.id();
         let (mut workers, mut recorded) = (Vec::new(), Vec::new());
         for mut session in sessions {
-            session.set_spec(Arc::clone(&spec));
+            session.set_spec(Arc::clone(spec));
             if let Ok(calibration) = &calibration
                 && let Some(plan) = self.recording(candidate, calibration)?
             {
@@ -177,17 +207,19 @@ impl Loader {
         tracing::info!(
             model = spec.name,
             version = spec.version,
+            device = %Place::of(device),
             instances = layout.instances,
             threads = layout.threads,
-            max_batch_size = spec.max_batch_size,
+            max_batch_size = ladder.last().copied().unwrap_or(1),
             batch_axis = spec.batch_axis,
             unbatched_reason = spec.unbatched_reason,
             from_cache = calibration.as_ref().is_ok_and(|calibration| calibration.from_cache),
             "model is loaded"
         );
-        let plan = plan(&spec, (&workers, self.devices.of(&spec.settings)?.id()), ladder);
+        // Each device's own number, of which the first is the model's.
+        let plan = plan((own.id, spec), (&workers, device), ladder);
         let samples = calibration.iter().chain(&lengths).flat_map(samples).collect();
-        Ok(ModelLoad { plan, workers, samples, spec })
+        Ok(DeviceLoad { plan, workers, samples })
     }
 
     fn worker(&self, session: Session, pipeline: u32) -> Result<(WorkerHandle, Recorded), String> {
@@ -197,10 +229,24 @@ impl Loader {
     }
 }
 
-fn plan(spec: &ModelSpec, (workers, device): (&[WorkerHandle], DeviceId), ladder: Vec<Rows>) -> ModelPlan {
+/// The batch sizes of a measured model.
+fn ladder(measured: &Measured) -> Vec<Rows> {
+    let Measured { spec, calibration, .. } = measured;
+    match calibration {
+        Ok(calibration) => calibration.ladder.clone(),
+        Err(_) if spec.batch_axis.is_none() => vec![1],
+        Err(_) => calibrate::ladder(spec.settings.max_batch_size.unwrap_or(UNMEASURED_MAX_BATCH_SIZE)),
+    }
+}
+
+fn plan(
+    (model, spec): (ModelId, &ModelSpec),
+    (workers, device): (&[WorkerHandle], DeviceId),
+    ladder: Vec<Rows>,
+) -> ModelPlan {
     let settings = &spec.settings;
     ModelPlan {
-        model: spec.id,
+        model,
         device,
         instances: workers.iter().map(|worker| worker.instance).collect(),
         ladder,

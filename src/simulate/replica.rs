@@ -198,7 +198,7 @@ impl Replica {
         let (now, offered) = (self.now, self.counters.offered);
         let readings = self.scheduler.model_stats().map(|stats| Reading {
             model: stats.model,
-            device: stats.device,
+            devices: vec![stats.device],
             offered,
             waiting: stats.queued_rows + stats.retrying_rows,
             capacity: stats.knee_rows_per_second,

@@ -54,20 +54,31 @@ impl fmt::Display for Place {
 }
 
 /// The key `instances`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Instances {
     /// How many; `None`: the server chooses.
     pub count: Option<NonZeroU32>,
     /// Where; `None`: on the preferred device.
     pub place: Option<Place>,
+    /// Further devices, each named once.
+    pub beside: Vec<Group>,
 }
 
-/// `"auto"`, a number, or `[{ device = "cuda:0", count = 2 }]`.
+/// Instances on one device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// The device.
+    pub place: Place,
+    /// How many; `None`: the server chooses.
+    pub count: Option<NonZeroU32>,
+}
+
+/// `"auto"`, a number, or `[{ device = "cuda:0", count = 2 }, { device = "cuda:1" }]`.
 pub(super) fn instances(value: &Value) -> Result<Instances, String> {
     let allowed = || {
         format!(
-            "\"auto\", an integer from 1 to {MOST_INSTANCES}, or [{{ device = \"cuda:0\", count = 2 }}] with one device, \
-             \"cpu\" or \"cuda:NUMBER\""
+            "\"auto\", an integer from 1 to {MOST_INSTANCES}, or [{{ device = \"cuda:0\", count = 2 }}, ...] with each device, \
+             \"cpu\" or \"cuda:NUMBER\", once"
         )
     };
     let count = |value: &Value| crate::keys::value::count::<NonZeroU32, u32>(MOST_INSTANCES)(value);
@@ -75,15 +86,22 @@ pub(super) fn instances(value: &Value) -> Result<Instances, String> {
         return Ok(Instances::default());
     }
     let Some(groups) = value.as_array() else {
-        return count(value).map(|count| Instances { count: Some(count), place: None }).map_err(|_| allowed());
+        return count(value)
+            .map(|count| Instances { count: Some(count), ..Instances::default() })
+            .map_err(|_| allowed());
     };
-    let [Value::Table(group)] = groups.as_slice() else { return Err(allowed()) };
-    if group.keys().any(|key| key != "device" && key != "count") {
-        return Err(allowed());
+    let mut found: Vec<Group> = Vec::with_capacity(groups.len());
+    for group in groups {
+        let Value::Table(group) = group else { return Err(allowed()) };
+        let place = group.get("device").and_then(Value::as_str).and_then(Place::parse).ok_or_else(allowed)?;
+        let is_known = |key: &str| key == "device" || key == "count";
+        if group.keys().any(|key| !is_known(key)) || found.iter().any(|other| other.place == place) {
+            return Err(allowed());
+        }
+        found.push(Group { place, count: group.get("count").map(count).transpose().map_err(|_| allowed())? });
     }
-    let place = group.get("device").and_then(Value::as_str).and_then(Place::parse).ok_or_else(allowed)?;
-    let count = group.get("count").map(count).transpose().map_err(|_| allowed())?;
-    Ok(Instances { count, place: Some(place) })
+    let Some((first, beside)) = found.split_first() else { return Err(allowed()) };
+    Ok(Instances { count: first.count, place: Some(first.place), beside: beside.to_vec() })
 }
 
 #[cfg(test)]
@@ -113,10 +131,16 @@ mod tests {
             "[{ device = \"gpu\" }]",
             "[{ device = \"cuda:x\" }]",
             "[{ device = \"cpu\", cores = 1 }]",
-            "[{ device = \"cpu\" }, { device = \"cuda:0\" }]",
+            "[{ device = \"cuda\" }, { device = \"cuda:0\" }]",
+            "[{ device = \"cuda:0\" }, 1]",
         ] {
             assert_eq!(read(bad), None, "{bad}");
         }
+        let table: toml::Table =
+            "x = [{ device = \"cuda:0\" }, { device = \"cpu\", count = 2 }]".parse().expect("two devices");
+        let both = instances(&table["x"]).expect("two devices");
+        let cpu = Group { place: Place::Cpu, count: NonZeroU32::new(2) };
+        assert_eq!(both, Instances { count: None, place: Some(Place::Cuda(0)), beside: vec![cpu] });
         assert_eq!((Place::Cpu.device(), Place::Cuda(1).device()), (DeviceId(0), DeviceId(2)));
         for place in [Place::Cpu, Place::Cuda(0), Place::Cuda(7)] {
             assert_eq!(Place::of(place.device()), place);

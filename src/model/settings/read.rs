@@ -1,6 +1,6 @@
 //! Keys to [`Settings`]: what each key allows and how the keys relate.
 
-use super::placement::instances;
+use super::placement::{Instances, instances};
 use super::text::{TextSettings, section};
 use super::{BatchAxis, CudaGraph, Fill, Labels, Packing, Padding, Settings, VersionPolicy, Warmup};
 use crate::keys::value::{auto_or, bytes, choice, count, duration, integer, integers, number};
@@ -90,10 +90,12 @@ pub(super) fn defaults(keys: &mut Keys) -> Option<Settings> {
         (default_priority, priority_levels),
         (max_queue_delay, default_timeout),
     );
+    let Instances { count, place, beside } = instances?;
     Some(Settings {
         batch_axis: batch_axis?,
-        instances: instances?.count,
-        place: instances?.place,
+        instances: count,
+        place,
+        beside,
         intra_op_threads: intra_op_threads?,
         max_batch_size: max_batch_size?,
         max_queue_delay: max_queue_delay?,

@@ -57,6 +57,7 @@ fn every_key_can_be_said() {
     let expected = Settings {
         batch_axis: BatchAxis::Axis(1),
         instances: NonZeroU32::new(2),
+        beside: Vec::new(),
         intra_op_threads: NonZeroU32::new(3),
         max_batch_size: Some(32),
         max_queue_delay: Duration::from_millis(2),
