@@ -128,8 +128,8 @@ class Bench:
     def stage_seconds(self):
         """Seconds per stage and batches so far."""
         text = self.metrics()
-        stages = {name: float(value) for name, value in
-                  re.findall(r'stage_seconds_total\{[^}]*stage="(\w+)"[^}]*\} (\S+)', text)}
+        found = re.findall(r'concertina_(stage|device)_seconds_total\{[^}]*stage="(\w+)"[^}]*\} (\S+)', text)
+        stages = {name if kind == "stage" else f"device {name}": float(value) for kind, name, value in found}
         batches = sum(float(value) for value in re.findall(r"batches_total\{[^}]*\} (\S+)", text))
         return stages, batches
 
@@ -182,6 +182,34 @@ class Bench:
                 per = {name: f"{1e3 * value / batches:.2f}" for name, value in stages.items()}
                 self.note("throughput", model, "ms per batch and stage", json.dumps(per))
 
+    def several(self):
+        """One model on all cards of the machine, against the same on one."""
+        cards = len(subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.splitlines())
+        if cards < 2:
+            return self.note("several", "", "cards", cards, "at least 2")
+        for model in self.options.names:
+            rates = {}
+            for count in (1, cards):
+                devices = ", ".join(f'{{ device = "cuda:{card}" }}' for card in range(count))
+                config = self.out / f"several-{count}.toml"
+                config.write_text(f'[runtime]\ngpus = {list(range(cards))}\n[http]\nmax_bodies_bytes = "2GiB"\n'
+                                  f'[model]\nmax_queue_bytes = "2GiB"\ninstances = [{devices}]\n')
+                server = self.serve([model], "--config", str(config))
+                try:
+                    connections, rows = (256, 4) if model.startswith(("bert", "minilm")) else (128, 8)
+                    loads = [self.load(model, connections * count, 5, rows) for _ in range(3)]
+                    stats = self.memory()
+                finally:
+                    code = self.stop(server)
+                rates[count] = statistics.median(entry["rows_per_second"] for entry in loads)
+                told = " ".join(f"{entry['rows_per_second']:.0f}" for entry in loads)
+                self.note("several", model, f"{count} cards: rows/s, three loads", told)
+                self.note("several", model, f"{count} cards: errors, wrong answers, exit code",
+                          f"{sum(e['errors'] for e in loads)} {sum(e['wrong'] for e in loads)} {code}", "0 0 0")
+                committed = " ".join(f"{device['committed'] >> 20}" for device in stats["devices"][1:])
+                self.note("several", model, f"{count} cards: committed MiB of each", committed)
+            self.note("several", model, f"{cards} cards over one", rates[cards] / rates[1])
+
     def lonely(self):
         for model in self.options.names:
             alone = self.alone(model, "1,2,4,8")
@@ -217,7 +245,7 @@ class Bench:
             steps = len(LEVELS) + 1
             server = self.serve([model], "--set", f"memory.headroom={HEADROOM}", "--set", "model.max_queue_bytes=1GiB")
             try:
-                connections, rows = (256, 2) if model.startswith("bert") else (96, 4)
+                connections, rows = (256, 2) if model.startswith("bert") else (128, 8)
                 load = subprocess.Popen(self.load_command(model, connections, STEP * steps, rows), stdout=subprocess.PIPE, text=True)
                 log = open(self.out / f"neighbour-{model}.log", "w+")
                 budgets = []
