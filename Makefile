@@ -23,7 +23,7 @@ GPU := .setup/gpu
 GPU_PYTHON := --python-version 3.12 --implementation cp --abi cp312 --abi abi3 --abi none --platform manylinux_2_28_x86_64 \
 	--platform manylinux_2_27_x86_64 --platform manylinux2014_x86_64
 
-.PHONY: test-page test-alerts test-manifests test-container image image-cuda load-test
+.PHONY: test-kserve test-page test-alerts test-manifests test-container image image-cuda load-test
 .PHONY: setup-gpu serve-gpu setup serve test test-setup test-rust test-clients bench squeeze fmt lint doc deny models
 
 setup: $(RUNTIME) models
@@ -49,7 +49,7 @@ $(GPU)/.done: models/requirements-gpu.txt
 
 models: $(DEMO)
 
-test: test-rust test-clients test-page test-alerts test-manifests
+test: test-rust test-clients test-kserve test-page test-alerts test-manifests
 
 test-setup: setup $(TOOLS)/tests/.done
 
@@ -58,6 +58,10 @@ test-rust: test-setup
 
 test-clients: test-setup
 	PYTHONPATH=$(TOOLS)/tests:$(TOOLS)/models $(PYTHON) -m unittest discover --start-directory tests/clients --verbose
+
+# KServe's package: it brings its own server and 60 packages, so it has a folder of its own.
+test-kserve: test-setup $(TOOLS)/kserve/.done
+	PYTHONPATH=$(TOOLS)/kserve:$(TOOLS)/tests:$(TOOLS)/models $(PYTHON) -m unittest discover --start-directory tests/kserve --verbose
 
 # The live page in a headless Chromium, if there is one (CHROMIUM names it).
 test-page: test-setup
@@ -125,6 +129,7 @@ models/minilm/1/model.onnx: models/minilm/modules.json models/minilm.py | $(TOOL
 # Installed beside its place and moved there whole, so that an interrupted run is done again.
 $(TOOLS)/models/.done: models/requirements.txt
 $(TOOLS)/tests/.done: tests/clients/requirements.txt
+$(TOOLS)/kserve/.done: tests/kserve/requirements.txt
 $(TOOLS)/manifests/.done: tests/manifests/requirements.txt
 $(TOOLS)/%/.done:
 	@echo "setup: installing the Python packages of $<"

