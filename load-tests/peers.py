@@ -65,14 +65,14 @@ def bodies(model, tokens, folder):
 class Peer:
     """One started server."""
 
-    def __init__(self, name, arguments, layout, port):
+    def __init__(self, name, arguments, layout, port, before=()):
         self.name, self.port = name, port
         instances, threads, delay = layout
         file = model_file(arguments.model)
         command, environment, folder, self.path = start.plan(
             name, arguments.model, file, port, instances, threads, delay, arguments.binary)
         self.log = open(folder / "log", "wb")
-        self.process = subprocess.Popen([str(part) for part in command], env=environment, cwd=folder, stdout=self.log,
+        self.process = subprocess.Popen([*before, *(str(part) for part in command)], env=environment, cwd=folder, stdout=self.log,
                                         stderr=self.log, start_new_session=True)
 
     def url(self):
