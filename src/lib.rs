@@ -45,6 +45,7 @@
 //! - `src/memory/block.rs`: slices over blocks of host memory.
 //! - `src/memory/cuda.rs`, `src/memory/cuda/driver.rs`, `src/memory/cuda/stream.rs`, `src/memory/cuda/nvml.rs`: the driver of
 //!   NVIDIA GPUs and NVML, found at run time.
+//! - `src/memory/heap.rs`: how the C heap treats large blocks, and giving back what is free in it.
 //! - `src/memory/host.rs`: reserving, committing and giving back address ranges of the host.
 //! - `src/runtime/allocator.rs`: the allocator that ONNX Runtime gets, and the exception that a denial is.
 //! - `src/runtime/bound.rs`: tensors in the memory of a device, and which node runs where.
@@ -54,7 +55,7 @@
 //! - `src/runtime/strings.rs`: string tensors of any bytes, through ONNX Runtime's C interface.
 //!
 //! In programs that are not part of the server:
-//! - `load-tests/fuzz.rs`: an allocator that counts.
+//! - `load-tests/fuzz_server.rs`: an allocator that counts.
 //! - `load-tests/neighbour.rs`: taking a GPU's memory as a neighbour does.
 //! - `tests/device.rs`: copying to a GPU, and losing one on purpose.
 

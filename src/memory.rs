@@ -27,6 +27,7 @@ mod block;
 mod cgroup;
 pub mod cuda;
 mod device;
+pub(crate) mod heap;
 mod holes;
 mod host;
 mod ledger;

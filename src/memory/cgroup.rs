@@ -45,6 +45,12 @@ impl Groups {
         Self { groups: groups(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo")) }
     }
 
+    /// One group of version 2 whose files lie in this folder.
+    #[cfg(test)]
+    pub(super) fn in_folder(folder: PathBuf) -> Self {
+        Self { groups: vec![Group { folder, version: Version::V2 }] }
+    }
+
     /// The least that the machine and any group leaves now. What cannot be read does not limit.
     pub(super) fn room(&self) -> Room {
         let unlimited = Room { total: u64::MAX, free: u64::MAX };

@@ -12,9 +12,10 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::backing::{Backing, BackingError, Reservation};
-use super::cgroup::Groups;
+use super::cgroup::{Groups, Room};
 use crate::units::ByteSize;
 
 /// The unit of commits: a huge page of x86-64, and of 64-bit Arm with pages of 4 KiB.
@@ -36,7 +37,7 @@ const MAX_MARGIN: u64 = 1 << 30;
 pub struct Host {
     groups: Groups,
     huge_pages: bool,
-    margin: u64,
+    margin: AtomicU64,
 }
 
 impl Host {
@@ -46,9 +47,20 @@ impl Host {
         let size = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size").unwrap_or_default();
         let huge_page = size.trim().parse::<usize>().ok();
         let huge_pages = huge_page.is_some_and(|huge_page| huge_page > 0 && GRANULARITY.is_multiple_of(huge_page));
-        let groups = Groups::of_this_process();
-        let margin = (groups.room().total / MARGIN_DIVISOR).clamp(MIN_MARGIN, MAX_MARGIN);
-        Self { groups, huge_pages, margin }
+        Self::within(Groups::of_this_process(), huge_pages)
+    }
+
+    fn within(groups: Groups, huge_pages: bool) -> Self {
+        let host = Self { groups, huge_pages, margin: AtomicU64::new(MIN_MARGIN) };
+        host.room();
+        host
+    }
+
+    /// What there is now. A container can be given more or less while it runs: the margin follows.
+    fn room(&self) -> Room {
+        let room = self.groups.room();
+        self.margin.store((room.total / MARGIN_DIVISOR).clamp(MIN_MARGIN, MAX_MARGIN), Relaxed);
+        room
     }
 }
 
@@ -91,15 +103,15 @@ impl Backing for Host {
     }
 
     fn free_bytes(&self) -> ByteSize {
-        ByteSize(self.groups.room().free)
+        ByteSize(self.room().free)
     }
 
     fn total_bytes(&self) -> ByteSize {
-        ByteSize(self.groups.room().total)
+        ByteSize(self.room().total)
     }
 
     fn margin(&self) -> ByteSize {
-        ByteSize(self.margin)
+        ByteSize(self.margin.load(Relaxed))
     }
 }
 

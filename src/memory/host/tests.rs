@@ -182,3 +182,18 @@ fn the_machine_is_never_emptied() {
     assert!(denied.available < denied.wanted, "{denied:?}");
     assert_eq!(device.stats().committed, ByteSize::ZERO, "refused before a page was touched");
 }
+
+#[test]
+fn the_margin_follows_the_limit_of_the_container() {
+    let folder = tempfile::tempdir().unwrap();
+    let limit = |bytes: u64| fs::write(folder.path().join("memory.max"), bytes.to_string()).unwrap();
+    fs::write(folder.path().join("memory.current"), "0").unwrap();
+    limit(2 << 30);
+    let host = Host::within(Groups::in_folder(folder.path().to_owned()), false);
+    assert_eq!(host.margin(), ByteSize(32 << 20));
+    for (bytes, margin) in [(140 << 20, MIN_MARGIN), (3 << 30, 48 << 20)] {
+        limit(bytes);
+        assert!(host.free_bytes() <= ByteSize(bytes));
+        assert_eq!(host.margin(), ByteSize(margin));
+    }
+}
