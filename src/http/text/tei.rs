@@ -4,12 +4,13 @@
 use super::answers::{finished, list, numbers, rows};
 use super::input::{Fields, Input, Inputs, Wanted};
 use super::{Ability, Asked, EMBEDS, Work};
+use crate::http::body::Room;
 use crate::http::encode::float32;
 use crate::http::error::ApiError;
 use crate::http::status::json_response;
 use crate::http::{AppState, Outcome};
-use crate::model::TextModel;
 use crate::model::text::token_vectors;
+use crate::model::{ModelSpec, TextModel};
 use crate::text::Keep;
 use crate::text::pooling::cosine;
 use axum::extract::rejection::PathRejection;
@@ -51,19 +52,52 @@ impl Manner {
 
     /// Texts on their way. What does not fit is cut unless somebody says otherwise, as TEI does.
     fn asked(&self, text: &TextModel, inputs: Inputs, field: &'static str) -> Result<Asked, ApiError> {
-        let unknown = |message| ApiError::Field { field: "prompt_name", message };
-        let prompt = text.prompt(self.prompt.as_deref()).map_err(unknown)?.to_owned();
+        let prompt = prompt(text, self.prompt.as_deref())?;
         Ok(Asked { inputs, field, prompt, cut: text.cut(self.truncate, self.keep, true) })
     }
 }
 
-/// A request whose answer is `task`'s.
+/// What is put before texts; `name` is what a request says.
+fn prompt(text: &TextModel, name: Option<&str>) -> Result<String, ApiError> {
+    let field = "prompt_name";
+    let unknown = |message| ApiError::Field { field, message: format!("{field}: {message}") };
+    text.prompt(name).map(str::to_owned).map_err(unknown)
+}
+
+/// A request that was read, and the model that it means.
+struct Opened<'a, T> {
+    work: Work<'a>,
+    wanted: T,
+    model: Arc<ModelSpec>,
+    text: Arc<TextModel>,
+    /// What the body takes up, until there is an answer.
+    _room: Room,
+}
+
+impl<'a, T: Wanted> Opened<'a, T> {
+    async fn open(
+        state: &'a AppState,
+        outcome: &'a mut Outcome,
+        (named, request): (Named, Request),
+        ability: Ability,
+    ) -> Result<Self, ApiError> {
+        let (mut work, wanted, room) = Work::begin::<T>(state, outcome, request).await?;
+        let (model, text) = work.meant(named, ability)?;
+        Ok(Self { work, wanted, model, text, _room: room })
+    }
+}
+
+/// A route whose model must have an ability, and whose answer is `task`'s.
 macro_rules! route {
-    ($(#[$doc:meta])* $name:ident, $task:ident) => {
+    ($(#[$doc:meta])* $name:ident, $ability:expr, $task:ident) => {
         $(#[$doc])*
         pub(in crate::http) async fn $name(State(state): State<Arc<AppState>>, named: Named, request: Request) -> Response {
             let mut outcome = Outcome::of(&state, &request);
-            let answer = $task(&state, named, request, &mut outcome).await;
+            let answer = async {
+                let opened = crate::http::text::tei::Opened::open(&state, &mut outcome, (named, request), $ability);
+                $task(opened.await?).await
+            };
+            let answer = answer.await;
             outcome.response(answer)
         }
     };
@@ -77,15 +111,15 @@ pub(in crate::http) use tokens::{decode, tokenize};
 
 route!(
     /// `POST /embed`: a vector for each text.
-    embed, embedded
+    embed, EMBEDS, embedded
 );
 route!(
     /// `POST /embed_all`: a vector for each token of each text.
-    embed_all, all_embedded
+    embed_all, TOKENS, all_embedded
 );
 route!(
     /// `POST /similarity`: how near texts are to another.
-    similarity, compared
+    similarity, EMBEDS, compared
 );
 
 struct Embed {
@@ -106,14 +140,8 @@ impl Wanted for Embed {
     }
 }
 
-async fn embedded(
-    state: &AppState,
-    named: Named,
-    request: Request,
-    outcome: &mut Outcome,
-) -> Result<Response, ApiError> {
-    let (mut work, wanted, _room) = Work::begin::<Embed>(state, outcome, request).await?;
-    let (model, text) = work.meant(named, EMBEDS)?;
+async fn embedded(opened: Opened<'_, Embed>) -> Result<Response, ApiError> {
+    let Opened { mut work, wanted, model, text, _room } = opened;
     work.check(&wanted.inputs, "inputs")?;
     let asked = wanted.manner.asked(&text, wanted.inputs, "inputs")?;
     let (vectors, _) = work.embed((&model, &text), asked, wanted.dimensions).await?;
@@ -122,14 +150,8 @@ async fn embedded(
     work.answer(&model, move || rows(&finished(vectors, dimensions, normalize))).await
 }
 
-async fn all_embedded(
-    state: &AppState,
-    named: Named,
-    request: Request,
-    outcome: &mut Outcome,
-) -> Result<Response, ApiError> {
-    let (mut work, wanted, _room) = Work::begin::<Embed>(state, outcome, request).await?;
-    let (model, text) = work.meant(named, TOKENS)?;
+async fn all_embedded(opened: Opened<'_, Embed>) -> Result<Response, ApiError> {
+    let Opened { mut work, wanted, model, text, _room } = opened;
     let Some(output) = text.tokens else { return Err(ApiError::Internal) };
     work.check(&wanted.inputs, "inputs")?;
     let asked = wanted.manner.asked(&text, wanted.inputs, "inputs")?;
@@ -161,14 +183,8 @@ impl Wanted for Compare {
     }
 }
 
-async fn compared(
-    state: &AppState,
-    named: Named,
-    request: Request,
-    outcome: &mut Outcome,
-) -> Result<Response, ApiError> {
-    let (mut work, wanted, _room) = Work::begin::<Compare>(state, outcome, request).await?;
-    let (model, text) = work.meant(named, EMBEDS)?;
+async fn compared(opened: Opened<'_, Compare>) -> Result<Response, ApiError> {
+    let Opened { mut work, wanted, model, text, _room } = opened;
     let source = Inputs { list: vec![Input::Text(wanted.source)], many: false };
     work.check(&source, "source_sentence")?;
     let mut inputs = Inputs::texts(wanted.sentences);

@@ -1,6 +1,6 @@
 //! `/predict` and `/rerank`: models that score texts.
 
-use super::{Manner, Named};
+use super::{Manner, Named, Opened};
 use crate::http::encode::{float32, integer, string};
 use crate::http::error::ApiError;
 use crate::http::text::answers::{list, object};
@@ -22,11 +22,11 @@ const RANKS: Ability =
     Ability { has: |text| text.scores.as_ref().is_some_and(Scores::ranks), lack: "is not a reranker" };
 route!(
     /// `POST /predict`: the classes of texts, or of pairs of texts.
-    predict, predicted
+    predict, SCORES, predicted
 );
 route!(
     /// `POST /rerank`: how well texts answer a query.
-    rerank, reranked
+    rerank, RANKS, reranked
 );
 
 struct Predict {
@@ -62,14 +62,8 @@ async fn scored(
     Ok(rows)
 }
 
-async fn predicted(
-    state: &AppState,
-    named: Named,
-    request: Request,
-    outcome: &mut Outcome,
-) -> Result<Response, ApiError> {
-    let (mut work, wanted, _room) = Work::begin::<Predict>(state, outcome, request).await?;
-    let (model, text) = work.meant(named, SCORES)?;
+async fn predicted(opened: Opened<'_, Predict>) -> Result<Response, ApiError> {
+    let Opened { mut work, wanted, model, text, _room } = opened;
     let Pairs(inputs) = wanted.inputs;
     let many = inputs.many;
     work.check(&inputs, "inputs")?;
@@ -123,14 +117,8 @@ impl Wanted for Rerank {
     }
 }
 
-async fn reranked(
-    state: &AppState,
-    named: Named,
-    request: Request,
-    outcome: &mut Outcome,
-) -> Result<Response, ApiError> {
-    let (mut work, wanted, _room) = Work::begin::<Rerank>(state, outcome, request).await?;
-    let (model, text) = work.meant(named, RANKS)?;
+async fn reranked(opened: Opened<'_, Rerank>) -> Result<Response, ApiError> {
+    let Opened { mut work, wanted, model, text, _room } = opened;
     if wanted.query.is_empty() {
         return Err(ApiError::Nothing { field: "query" });
     }

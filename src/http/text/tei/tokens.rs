@@ -1,9 +1,8 @@
 //! `/tokenize` and `/decode`: what a tokenizer does, without its model.
 
-use super::{Named, TEXTS};
+use super::{Named, Opened, TEXTS, prompt};
 use crate::http::encode::{integer, string};
 use crate::http::error::ApiError;
-use crate::http::text::Work;
 use crate::http::text::answers::{list, object};
 use crate::http::text::input::{Fields, Input, Inputs, Wanted};
 use crate::http::{AppState, Outcome};
@@ -14,11 +13,11 @@ use std::sync::Arc;
 
 route!(
     /// `POST /tokenize`: the tokens of texts.
-    tokenize, tokenized
+    tokenize, TEXTS, tokenized
 );
 route!(
     /// `POST /decode`: the texts of tokens.
-    decode, decoded
+    decode, TEXTS, decoded
 );
 
 struct Tokenize {
@@ -37,18 +36,11 @@ impl Wanted for Tokenize {
     }
 }
 
-async fn tokenized(
-    state: &AppState,
-    named: Named,
-    request: Request,
-    outcome: &mut Outcome,
-) -> Result<Response, ApiError> {
-    let (mut work, wanted, _room) = Work::begin::<Tokenize>(state, outcome, request).await?;
-    let (model, text) = work.meant(named, TEXTS)?;
+async fn tokenized(opened: Opened<'_, Tokenize>) -> Result<Response, ApiError> {
+    let Opened { work, wanted, model, text, _room } = opened;
     let inputs = wanted.inputs;
     work.check(&inputs, "inputs")?;
-    let unknown = |message| ApiError::Field { field: "prompt_name", message };
-    let prompt = text.prompt(wanted.prompt.as_deref()).map_err(unknown)?.to_owned();
+    let prompt = prompt(&text, wanted.prompt.as_deref())?;
     let special = wanted.add_special_tokens.unwrap_or(true);
     let write = move || {
         let mut out = Vec::new();
@@ -92,14 +84,8 @@ impl Wanted for Decode {
     }
 }
 
-async fn decoded(
-    state: &AppState,
-    named: Named,
-    request: Request,
-    outcome: &mut Outcome,
-) -> Result<Response, ApiError> {
-    let (mut work, wanted, _room) = Work::begin::<Decode>(state, outcome, request).await?;
-    let (model, text) = work.meant(named, TEXTS)?;
+async fn decoded(opened: Opened<'_, Decode>) -> Result<Response, ApiError> {
+    let Opened { work, wanted, model, text, _room } = opened;
     work.check(&wanted.ids, "ids")?;
     let skip = wanted.skip_special_tokens.unwrap_or(true);
     let ids = wanted.ids;
