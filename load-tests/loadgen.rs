@@ -298,13 +298,16 @@ fn report(arguments: &Arguments, mut tally: Tally) {
         tally.latencies.get(index.min(tally.latencies.len().saturating_sub(1))).copied().unwrap_or(f64::NAN)
     };
     let rows: usize = tally.answered.iter().map(|(_, rows)| rows).sum();
+    // What is answered after the end was begun before it, but not in this time.
+    let end = (arguments.seconds * 10.0) as usize;
+    let within: usize = tally.answered.iter().filter(|(tenth, _)| *tenth < end).map(|(_, rows)| rows).sum();
     let mut timeline = vec![0; tally.answered.iter().map(|(tenth, _)| tenth + 1).max().unwrap_or(0)];
     tally.answered.iter().for_each(|&(tenth, rows)| timeline[tenth] += rows);
     println!(
         "{}",
         serde_json::json!({
             "requests": tally.latencies.len(),
-            "rows": rows, "rows_per_second": rows as f64 / arguments.seconds,
+            "rows": rows, "rows_per_second": within as f64 / arguments.seconds,
             "timeline": timeline, "cut": tally.cut,
             "p50_seconds": quantile(0.50), "p90_seconds": quantile(0.90), "p99_seconds": quantile(0.99),
             "quantiles": QUANTILES.map(|q| (q, quantile(q))), "refused": tally.refused,
