@@ -33,6 +33,15 @@ fn candidate(name: &str) -> Candidate {
     Candidate { name: name.to_owned(), version: 1, file: support::test_model(name), settings }
 }
 
+/// A model whose rows are padded.
+fn padded(lengths: &str) -> Candidate {
+    let text = format!(
+        "warmup.seconds = 0.02\npadding = {{ sequence = {{ lengths = {lengths} }}, inputs = {{ ids = 0, mask = 0 }} }}"
+    );
+    let settings = Settings::from_toml(&text, "model.toml", &Settings::default_keys()).expect("settings");
+    Candidate { settings, ..candidate("varlen") }
+}
+
 fn start(folder: &Path, name: &str) -> Measured {
     loader(folder).recall(&candidate(name)).expect("it loads")
 }
@@ -91,6 +100,46 @@ fn what_runs_do_not_confirm_is_measured_anew_and_replaced() {
     fs::write(&file, &good[..good.len() / 2]).expect("a file");
     assert!(!from_cache(&start(folder.path(), "conv")), "truncated");
     assert!(from_cache(&start(folder.path(), "conv")), "replaced");
+}
+
+#[test]
+fn what_other_lengths_cost_is_kept_and_confirmed_by_the_shortest_and_the_longest() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let lengths = "[4, 8, 64, 100]";
+    let recall = |lengths: &str| loader(folder.path()).recall(&padded(lengths)).expect("it loads");
+    let cold = recall(lengths);
+    assert_eq!(cold.lengths.iter().map(|length| length.size).collect::<Vec<_>>(), [4, 8, 64, 100]);
+    let mut warm = recall(lengths);
+    assert!(from_cache(&warm) && warm.lengths.iter().all(|length| length.calibration.from_cache));
+    warm.lengths.iter_mut().for_each(|length| length.calibration.from_cache = false);
+    assert_eq!(warm.lengths, cold.lengths);
+    // None of the other instances looks for the lengths that run: two runs for the calibration and two for the lengths.
+    assert!(warm.sessions[1..].iter().all(|session| session.runs() == 4));
+    let file = kept(&folder);
+    let good = fs::read_to_string(&file).expect("a file");
+    let change = |change: &dyn Fn(&mut Vec<serde_json::Value>)| {
+        let mut changed: serde_json::Value = serde_json::from_str(&good).expect("JSON");
+        change(changed["lengths"].as_array_mut().expect("a list"));
+        fs::write(&file, changed.to_string()).expect("a file");
+    };
+    let more = |length: &mut serde_json::Value| {
+        let bytes = &mut length["measured"][0]["bytes"];
+        *bytes = (bytes.as_u64().expect("a number") + 64).into();
+    };
+    for (index, wrong) in [
+        &(|lengths: &mut Vec<_>| more(&mut lengths[0])) as &dyn Fn(&mut Vec<_>),
+        &|lengths| more(&mut lengths[3]),
+        &|lengths| drop(lengths.pop()),
+        &|lengths| lengths.clear(),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        change(wrong);
+        assert!(!from_cache(&recall(lengths)), "change {index}");
+        assert!(from_cache(&recall(lengths)), "replaced");
+    }
+    assert!(!from_cache(&recall("[4, 8, 64]")), "other settings");
 }
 
 #[test]

@@ -186,7 +186,7 @@ impl Loader {
     /// Starts the workers of one device.
     fn finish(&self, candidate: &Candidate, measured: Measured, spec: &Arc<ModelSpec>) -> Result<DeviceLoad, String> {
         let ladder = ladder(&measured);
-        let Measured { spec: own, layout, sessions, mut calibration, lengths } = measured;
+        let Measured { spec: own, layout, sessions, mut calibration, lengths, difference } = measured;
         let device = self.devices.of(&candidate.settings)?.id();
         let (mut workers, mut recorded) = (Vec::new(), Vec::new());
         for mut session in sessions {
@@ -213,12 +213,14 @@ impl Loader {
             max_batch_size = ladder.last().copied().unwrap_or(1),
             batch_axis = spec.batch_axis,
             unbatched_reason = spec.unbatched_reason,
+            padding_difference = difference,
             from_cache = calibration.as_ref().is_ok_and(|calibration| calibration.from_cache),
             "model is loaded"
         );
         // Each device's own number, of which the first is the model's.
         let plan = plan((own.id, spec), (&workers, device), ladder);
-        let samples = calibration.iter().chain(&lengths).flat_map(samples).collect();
+        let lengths = lengths.iter().map(|length| &length.calibration);
+        let samples = calibration.iter().chain(lengths).flat_map(samples).collect();
         Ok(DeviceLoad { plan, workers, samples })
     }
 

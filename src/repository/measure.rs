@@ -6,9 +6,10 @@ use super::load::Loader;
 use crate::model::ModelSpec;
 use crate::model::derive::derive;
 use crate::model::settings::BatchAxis;
+use crate::runtime::Session;
 use crate::runtime::calibrate::{self, Calibration, CalibrationError};
+use crate::runtime::lengths::{self, Length};
 use crate::runtime::padding::{self, Confirmed};
-use crate::runtime::{Session, lengths};
 use crate::units::{Instant, Rows};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
@@ -32,7 +33,9 @@ pub struct Measured {
     /// What was measured, or why the model does not run on synthetic rows.
     pub calibration: Result<Calibration, CalibrationError>,
     /// The same for other lengths of rows, where rows of different lengths share a batch.
-    pub lengths: Vec<Calibration>,
+    pub lengths: Vec<Length>,
+    /// How much padding changes answers, as a part of the largest value; `None`: rows are not padded.
+    pub difference: Option<f64>,
 }
 
 impl Loader {
@@ -47,7 +50,7 @@ impl Loader {
         // Contests may take as long as one calibration, all of them together.
         let mut left = candidate.settings.warmup.seconds;
         for &layout in layouts[1..].iter().filter(|_| small) {
-            let Some(mut more) = self.measure_other(candidate, &fewer.spec, layout) else { continue };
+            let Some(mut more) = self.measure_other(candidate, &fewer, layout) else { continue };
             let started = self.clock.now();
             if self.more_pays(&mut more, &mut fewer, started + left) {
                 fewer = more;
@@ -67,15 +70,17 @@ impl Loader {
             session.set_spec(Arc::clone(&spec));
             lengths::measure_lengths(session, &spec, known, self.clock)
         });
-        let slower = |a: Vec<Calibration>, b| a.into_iter().zip(b).map(|(a, b)| calibrate::slower(a, b)).collect();
         measured.lengths = found.into_iter().reduce(slower).unwrap_or_default();
     }
 
-    /// Keeps of the padding what runs confirm: a model whose answers depend on it gets none.
-    pub(super) fn confirm_padding(&self, candidate: &Candidate, session: &mut Session, spec: &mut ModelSpec) {
-        if spec.padding.is_none() {
-            return;
-        }
+    /// Keeps of the padding what runs confirm: a model whose answers depend on it gets none. Answers how much they do.
+    pub(super) fn confirm_padding(
+        &self,
+        candidate: &Candidate,
+        session: &mut Session,
+        spec: &mut ModelSpec,
+    ) -> Option<f64> {
+        spec.padding.as_ref()?;
         let (model, version) = (&candidate.name, candidate.version);
         match padding::confirm_padding(session, spec, self.clock) {
             Ok(Confirmed { plan, difference }) => {
@@ -89,6 +94,7 @@ impl Loader {
                     "rows of different lengths share a batch"
                 );
                 spec.padding = Some(plan);
+                Some(difference)
             }
             Err(reason) => {
                 tracing::warn!(
@@ -98,6 +104,7 @@ impl Loader {
                     "the model's rows are not padded: only equal shapes share a batch"
                 );
                 spec.padding = None;
+                None
             }
         }
     }
@@ -156,7 +163,7 @@ impl Loader {
         let derived =
             derive(&candidate.name, session.graph(), &candidate.settings).map_err(|faults| faults.join("; "))?;
         let mut spec = self.spec(candidate, &session, derived);
-        self.confirm_padding(candidate, &mut session, &mut spec);
+        let mut difference = self.confirm_padding(candidate, &mut session, &mut spec);
         let mut sessions = vec![session];
         for _ in 1..layout.instances {
             sessions.push(self.session(candidate, layout)?);
@@ -168,7 +175,7 @@ impl Loader {
                     if matches!(spec.settings.batch_axis, BatchAxis::Axis(_)) {
                         return Err(format!("batch_axis in model.toml does not fit: {fault}"));
                     }
-                    (spec.batch_axis, spec.padding) = (None, None);
+                    (spec.batch_axis, spec.padding, difference) = (None, None, None);
                     spec.max_batch_size = 1;
                     spec.unbatched_reason = Some(format!("{fault}, so rows could not be given back to their requests"));
                 }
@@ -177,22 +184,30 @@ impl Loader {
                         model = candidate.name, version = candidate.version, %error,
                         "the model does not run on synthetic rows, so its speed is unknown; [warmup] in model.toml can help"
                     );
-                    return Ok(Measured { spec, layout, sessions, calibration, lengths: Vec::new() });
+                    return Ok(Measured { spec, layout, sessions, calibration, lengths: Vec::new(), difference });
                 }
-                Ok(_) => return Ok(Measured { spec, layout, sessions, calibration, lengths: Vec::new() }),
+                Ok(_) => return Ok(Measured { spec, layout, sessions, calibration, lengths: Vec::new(), difference }),
             }
         }
     }
 
     /// Measures another layout. `None` if it does not run.
-    fn measure_other(&self, candidate: &Candidate, spec: &ModelSpec, layout: Layout) -> Option<Measured> {
+    fn measure_other(&self, candidate: &Candidate, known: &Measured, layout: Layout) -> Option<Measured> {
+        let spec = &known.spec;
         let sessions: Result<Vec<Session>, String> =
             (0..layout.instances).map(|_| self.session(candidate, layout)).collect();
         let mut sessions = sessions
             .inspect_err(|reason| tracing::info!(model = candidate.name, ?layout, reason, "a layout is not tried"))
             .ok()?;
         let calibration = self.calibrate(&mut sessions, spec).ok()?;
-        Some(Measured { spec: spec.clone(), layout, sessions, calibration: Ok(calibration), lengths: Vec::new() })
+        Some(Measured {
+            spec: spec.clone(),
+            layout,
+            sessions,
+            calibration: Ok(calibration),
+            lengths: Vec::new(),
+            difference: known.difference,
+        })
     }
 
     /// Runs the ladder on all sessions at once.
@@ -201,6 +216,16 @@ impl Loader {
         sessions.iter_mut().for_each(|session| session.set_spec(Arc::clone(&spec)));
         together(sessions, |session| calibrate::calibrate(session, &spec, self.clock))
     }
+}
+
+/// The lengths that two sessions have measured, each as slow as in the slower one.
+fn slower(a: Vec<Length>, mut b: Vec<Length>) -> Vec<Length> {
+    let both = a.into_iter().filter_map(|a| {
+        let at = b.iter().position(|b| b.size == a.size)?;
+        let calibration = calibrate::slower(a.calibration, b.swap_remove(at).calibration);
+        Some(Length { size: a.size, calibration })
+    });
+    both.collect()
 }
 
 /// Measures all sessions at once, as they will run: what holds for the slowest of them.

@@ -4,10 +4,12 @@ use super::Candidate;
 use super::layouts::Layout;
 use super::load::Loader;
 use super::measure::{Measured, at_once};
-use super::store::{Entry, Key, Machine, Stored, digest, fill_of, ignored};
+use super::store::{AtLength, Entry, Key, Machine, Stored, digest, fill_of, ignored};
+use crate::model::ModelSpec;
 use crate::model::derive::derive;
-use crate::model::settings::BatchAxis;
-use crate::runtime::calibrate;
+use crate::model::settings::{BatchAxis, Fill};
+use crate::runtime::calibrate::{self, Calibration};
+use crate::runtime::lengths::{Length, confirm_lengths, measured_lengths};
 use crate::units::ByteSize;
 use std::sync::Arc;
 use std::time::Duration;
@@ -73,7 +75,7 @@ impl Loader {
             (spec.batch_axis, spec.padding, spec.max_batch_size) = (None, None, 1);
             spec.unbatched_reason.clone_from(&stored.unbatched_reason);
         }
-        self.confirm_padding(candidate, &mut first, &mut spec);
+        let difference = self.confirm_padding(candidate, &mut first, &mut spec);
         let shared = Arc::new(spec.clone());
         let mut sessions = vec![first];
         for _ in 1..instances {
@@ -81,34 +83,58 @@ impl Loader {
         }
         let measured = stored.measured.iter().map(entry).collect();
         let integers = fill_of(&stored.integers).unwrap_or_default();
+        let lengths = lengths(&shared, stored, integers)?;
         let known = calibrate::recalled(&shared, stored.ladder.clone(), measured, integers);
         let known = known.map_err(|error| error.to_string())?;
         let confirmed = at_once(&mut sessions, |session| {
             session.set_spec(Arc::clone(&shared));
-            calibrate::confirm(session, &shared, &known, self.clock)
+            calibrate::confirm(session, &shared, &known, self.clock)?;
+            confirm_lengths(session, &shared, &lengths, (integers, self.clock))
         });
         confirmed.into_iter().collect::<Result<(), _>>().map_err(|error| error.to_string())?;
         let (layout, calibration) = (stored.layout, Ok(known));
-        let mut measured = Measured { spec, layout, sessions, calibration, lengths: Vec::new() };
-        self.measure_lengths(&mut measured);
-        Ok(measured)
+        Ok(Measured { spec, layout, sessions, calibration, lengths, difference })
     }
 }
 
-/// What is worth keeping: not a ladder that ended early for a reason of the moment, such as a lack of memory.
+/// What is known of other lengths: of exactly those that would be measured now.
+fn lengths(spec: &ModelSpec, stored: &Stored, integers: Fill) -> Result<Vec<Length>, String> {
+    let sizes: Vec<usize> = stored.lengths.iter().map(|length| length.size).collect();
+    let wanted = measured_lengths(spec);
+    if sizes != wanted {
+        return Err(format!("it has measured rows of the lengths {sizes:?}, and the model's are {wanted:?}"));
+    }
+    let length = |AtLength { size, measured }: &AtLength| {
+        Length::of(spec, *size, measured.iter().map(entry).collect(), integers)
+    };
+    stored.lengths.iter().map(length).collect()
+}
+
+/// What is worth keeping: not a ladder that ended early for a reason of the moment, such as a lack of memory, and no part of the
+/// lengths.
 fn to_store(key: Key, measured: &Measured) -> Option<Stored> {
     let calibration = measured.calibration.as_ref().ok().filter(|found| found.cut_short.is_none())?;
+    let sizes = measured.lengths.iter().map(|length| length.size);
+    if !sizes.eq(measured_lengths(&measured.spec)) {
+        return None;
+    }
     let mut stored = Stored::new(key, measured.layout, calibration.integers);
     stored.batch_axis = measured.spec.batch_axis;
     stored.unbatched_reason.clone_from(&measured.spec.unbatched_reason);
     stored.ladder.clone_from(&calibration.ladder);
+    stored.measured = entries(calibration);
+    let at_length = |Length { size, calibration }: &Length| AtLength { size: *size, measured: entries(calibration) };
+    stored.lengths = measured.lengths.iter().map(at_length).collect();
+    Some(stored)
+}
+
+fn entries(calibration: &Calibration) -> Vec<Entry> {
     let entry = |known: &calibrate::Measured| Entry {
         rows: known.rows,
         seconds: known.duration.as_secs_f64(),
         bytes: known.bytes.0,
     };
-    stored.measured = calibration.measured.iter().map(entry).collect();
-    Some(stored)
+    calibration.measured.iter().map(entry).collect()
 }
 
 fn entry(stored: &Entry) -> calibrate::Measured {
@@ -119,9 +145,7 @@ fn entry(stored: &Entry) -> calibrate::Measured {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::settings::Fill;
-    use crate::model::{ModelSpec, Settings};
-    use crate::runtime::Calibration;
+    use crate::model::Settings;
     use crate::runtime::calibrate::CalibrationError;
     use crate::units::ModelId;
 
@@ -145,6 +169,7 @@ mod tests {
             sessions: Vec::new(),
             calibration,
             lengths: Vec::new(),
+            difference: None,
         }
     }
 

@@ -5,7 +5,7 @@
 
 mod format;
 
-pub(super) use format::{Entry, Stored, fill_of};
+pub(super) use format::{AtLength, Entry, Stored, fill_of};
 pub use format::{Key, Machine};
 
 use sha2::{Digest, Sha256};

@@ -2,17 +2,19 @@
 
 use super::super::layouts::Layout;
 use crate::model::Settings;
-use crate::model::settings::{BatchAxis, Fill};
+use crate::model::settings::{BatchAxis, Fill, Packing};
 use crate::units::Rows;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Changes whenever the meaning of a field does.
-const SCHEMA: u32 = 1;
+const SCHEMA: u32 = 2;
 /// The most sizes of a ladder.
 const MOST_SIZES: usize = 64;
 /// The most rows, as in `max_batch_size`.
 const MOST_ROWS: Rows = 65_536;
+/// The most lengths that are measured.
+const MOST_LENGTHS: usize = 64;
 /// The longest run.
 const MOST_SECONDS: f64 = 3600.0;
 /// The most bytes of a run.
@@ -68,6 +70,9 @@ pub struct Key {
     default_dim: usize,
     dims: BTreeMap<String, usize>,
     inputs: BTreeMap<String, String>,
+    /// Whether rows may be padded at all, and to which lengths where model.toml says so.
+    packed: bool,
+    lengths: BTreeMap<String, Vec<usize>>,
 }
 
 impl Key {
@@ -92,6 +97,8 @@ impl Key {
             default_dim: warmup.default_dim,
             dims: warmup.dims.clone(),
             inputs: warmup.inputs.iter().map(|(name, fill)| (name.clone(), name_of(*fill).to_owned())).collect(),
+            packed: settings.packing != Packing::Off,
+            lengths: settings.padding.lengths.clone(),
         }
     }
 
@@ -118,6 +125,14 @@ pub(crate) struct Entry {
     pub(crate) bytes: u64,
 }
 
+/// What was measured of rows of one length.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct AtLength {
+    pub(crate) size: usize,
+    pub(crate) measured: Vec<Entry>,
+}
+
 /// One measurement with the layout that was chosen by it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -132,6 +147,8 @@ pub(crate) struct Stored {
     pub(crate) integers: String,
     pub(crate) ladder: Vec<Rows>,
     pub(crate) measured: Vec<Entry>,
+    /// The same for other lengths of rows.
+    pub(crate) lengths: Vec<AtLength>,
 }
 
 impl Stored {
@@ -145,6 +162,7 @@ impl Stored {
             integers: name_of(integers).to_owned(),
             ladder: Vec::new(),
             measured: Vec::new(),
+            lengths: Vec::new(),
         }
     }
 
@@ -186,12 +204,35 @@ impl Stored {
         holds(self.batch_axis.is_none_or(|axis| axis < 32), "its batch axis is no axis")?;
         holds(self.unbatched_reason.as_ref().is_none_or(|text| text.len() <= MOST_TEXT), "its reason is too long")?;
         holds(fill_of(&self.integers).is_some(), "its integers are unknown")?;
-        let time = |entry: &Entry| entry.seconds.is_finite() && entry.seconds > 0.0 && entry.seconds <= MOST_SECONDS;
-        holds(self.measured.iter().all(time), "a duration is impossible")?;
-        holds(self.measured.iter().all(|entry| (1..=MOST_BYTES).contains(&entry.bytes)), "a size is impossible")?;
+        possible(&self.measured)?;
+        let sizes: Vec<usize> = self.lengths.iter().map(|length| length.size).collect();
+        holds(
+            sizes.len() <= MOST_LENGTHS && sizes.windows(2).all(|pair| pair[0] < pair[1]),
+            "its lengths do not ascend",
+        )?;
+        for AtLength { measured, .. } in &self.lengths {
+            let rows: Vec<Rows> = measured.iter().map(|entry| entry.rows).collect();
+            holds(
+                !rows.is_empty() && self.ladder.starts_with(&rows),
+                "what it measured of a length is not its ladder",
+            )?;
+            possible(measured)?;
+        }
         let Layout { instances, threads } = self.layout;
         holds((1..=64).contains(&instances) && (1..=1024).contains(&threads), "its layout is impossible")
     }
+}
+
+/// Whether runs could have taken so long, and needed so many bytes.
+fn possible(measured: &[Entry]) -> Result<(), String> {
+    let time = |entry: &Entry| entry.seconds.is_finite() && entry.seconds > 0.0 && entry.seconds <= MOST_SECONDS;
+    if !measured.iter().all(time) {
+        return Err("a duration is impossible".to_owned());
+    }
+    if !measured.iter().all(|entry| (1..=MOST_BYTES).contains(&entry.bytes)) {
+        return Err("a size is impossible".to_owned());
+    }
+    Ok(())
 }
 
 const FILLS: [(Fill, &str); 3] = [(Fill::Zero, "zero"), (Fill::One, "one"), (Fill::Random, "random")];

@@ -16,6 +16,8 @@ fn stored() -> Stored {
     stored.measured = [(1, 0.001, 4096), (2, 0.001_5, 8192), (4, 0.002, 16384)]
         .map(|(rows, seconds, bytes)| Entry { rows, seconds, bytes })
         .to_vec();
+    let at_length = |size, seconds, bytes| AtLength { size, measured: vec![Entry { rows: 1, seconds, bytes }] };
+    stored.lengths = vec![at_length(8, 0.003, 1000), at_length(16, 0.004, 2000)];
     stored
 }
 
@@ -70,6 +72,8 @@ fn a_key_of_anything_else_finds_nothing() {
         settings(|settings| settings.warmup.seconds *= 2),
         settings(|settings| settings.warmup.dims = [("n".to_owned(), 3)].into()),
         settings(|settings| settings.warmup.inputs = [("x".to_owned(), Fill::One)].into()),
+        settings(|settings| settings.packing = crate::model::settings::Packing::Off),
+        settings(|settings| settings.padding.lengths = [("n".to_owned(), vec![8, 16])].into()),
     ];
     for other in others {
         assert_eq!(store.read(&other), None, "{other:?}");
@@ -85,9 +89,9 @@ fn nothing_that_no_measurement_gives_is_believed() {
     let good = stored().render();
     assert_eq!(Stored::parse(good.as_bytes(), &key("a")), Ok(stored()));
     for (from, to) in [
-        ("\"schema\": 1", "\"schema\": 2"),
-        ("\"schema\": 1", "\"schema\": -1"),
-        ("\"schema\": 1,", ""),
+        ("\"schema\": 2", "\"schema\": 1"),
+        ("\"schema\": 2", "\"schema\": -1"),
+        ("\"schema\": 2,", ""),
         ("\"seconds\": 0.001,", "\"seconds\": NaN,"),
         ("\"seconds\": 0.001,", "\"seconds\": null,"),
         ("\"seconds\": 0.001,", "\"seconds\": -0.001,"),
@@ -113,6 +117,10 @@ fn nothing_that_no_measurement_gives_is_believed() {
         ("\"integers\": \"one\"", "\"integers\": \"two\""),
         ("\"instances\": 2", "\"instances\": 0"),
         ("\"threads\": 1", "\"threads\": 1000000"),
+        ("\"size\": 8", "\"size\": 16"),
+        ("\"size\": 8", "\"size\": -8"),
+        ("\"seconds\": 0.003", "\"seconds\": 0.0"),
+        ("\"bytes\": 1000", "\"bytes\": 0"),
     ] {
         let bad = good.replacen(from, to, 1);
         assert_ne!(bad, good, "{from}");
