@@ -19,6 +19,7 @@ use crate::scheduler::Forecast;
 use crate::server;
 use crate::units::{ByteSize, Rows};
 use serde::Serialize;
+use std::collections::BTreeMap;
 use tokio::sync::mpsc;
 
 /// The most rows that are looked at when memory alone bounds a batch.
@@ -63,6 +64,17 @@ pub struct Profile {
     pub recorded: Vec<Rows>,
     /// Why there are no more of them.
     pub unrecorded: Option<String>,
+    /// How rows of different lengths share a batch; `None`: only equal shapes do.
+    pub padding: Option<Padding>,
+}
+
+/// How rows of different lengths share a batch.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Padding {
+    /// Each dimension that is padded, with the sizes that it is padded to.
+    pub dims: BTreeMap<String, Vec<usize>>,
+    /// How much answers differ at most, as a part of the largest value of their output, as far as runs have shown.
+    pub difference: f64,
 }
 
 /// One size.
@@ -118,7 +130,11 @@ pub fn measure(config: &Config, candidate: &Candidate, sizes: &[Rows]) -> Result
     let file = ByteSize(std::fs::metadata(&candidate.file).map_or(0, |file| file.len()));
     let memory = Memory { file, weights: weights(&device), free: device.sample(clock.now()).budget };
     let profile = Profile::new(&measured.spec, measured.layout, &calibration, memory);
-    Ok(Profile { recorded, unrecorded, ..profile })
+    let padding = measured.spec.padding.as_ref().zip(measured.difference).map(|(plan, difference)| {
+        let dims = plan.dims.iter().map(|dim| (dim.name.clone(), dim.lengths.clone())).collect();
+        Padding { dims, difference }
+    });
+    Ok(Profile { recorded, unrecorded, padding, ..profile })
 }
 
 /// Bytes that the weights of all sessions hold.
@@ -165,6 +181,7 @@ impl Profile {
             max_batch_size: calibration.ladder.last().copied().unwrap_or(1),
             free_bytes: memory.free.0,
             fits_rows: all.largest_within(memory.free, most),
+            padding: None,
             recorded: Vec::new(),
             unrecorded: None,
         }

@@ -77,6 +77,12 @@ fn the_table_names_everything() {
         assert!(text.contains(part), "{part} in\n{text}");
     }
     assert!(profile(&POINTS, 10).text().contains("not enough for one row"));
+    let mut padded = profile(&POINTS, 3300);
+    assert!(!padded.text().contains("padded"));
+    padded.padding = Some(Padding { dims: [("seq".to_owned(), vec![8, 12])].into(), difference: 4.2e-7 });
+    let line = "  padded   seq to 8 12: changes answers by at most 4.2e-7 of the largest value\n";
+    assert!(padded.text().contains(line), "{}", padded.text());
+    assert!(padded.json().contains("4.2e-7"));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The profile as a table.
 
-use super::{Line, MOST_ROWS, Profile};
+use super::{Line, MOST_ROWS, Padding, Profile};
 use crate::units::ByteSize;
 use std::fmt::Write;
 
@@ -21,6 +21,18 @@ pub(super) fn render(profile: &Profile) -> String {
     line("weights", format!("{weights} in the ledger, of a file of {file}"));
     line("knee", knee(profile));
     line("memory", memory(profile));
+    if let Some(Padding { dims, difference }) = &profile.padding {
+        for (name, lengths) in dims {
+            let lengths: Vec<String> = lengths.iter().map(ToString::to_string).collect();
+            line(
+                "padded",
+                format!(
+                    "{name} to {}: changes answers by at most {difference:.1e} of the largest value",
+                    lengths.join(" ")
+                ),
+            );
+        }
+    }
     if !profile.recorded.is_empty() || profile.unrecorded.is_some() {
         line("recorded", recorded(profile));
     }

@@ -15,8 +15,9 @@ use crate::units::{BatchId, ByteSize, Rows};
 use std::sync::Arc;
 
 /// Answers of the same row may differ by this part of the largest value of their output: sums in another order do.
-const TOLERANCE: f64 = 1e-4;
-/// The same where values have few digits, or are computed on a GPU, whose products have fewer.
+const TOLERANCE: f64 = 1e-5;
+/// The same where values have few digits, or are computed on a GPU, whose products have fewer: those of TF32, which is on there
+/// by default, have eleven bits, as the values of FP16 have, so that 5e-4 is what one rounding can do, and layers add them up.
 const COARSE: f64 = 1e-2;
 /// Longer neighbours show nothing more and take longer.
 const MOST_NEIGHBOUR: usize = 128;
