@@ -20,8 +20,13 @@ pub struct Part {
 }
 
 impl TextModel {
-    /// The length to which a text of so many tokens is padded: texts of the same one are one request.
-    fn padded(&self, tokens: usize) -> usize {
+    /// The length to which a text of so many tokens is padded: texts of the same one are one request. Where batches are padded
+    /// anyway, it is the length that the batcher pads to, and which of them share a batch is left to it.
+    fn padded(&self, model: &ModelSpec, tokens: usize) -> usize {
+        let ids = self.roles.iter().position(|role| *role == Role::Ids);
+        if let Some((plan, ids)) = model.padding.as_ref().zip(ids) {
+            return plan.padded(ids, 1, tokens);
+        }
         self.lengths.iter().copied().find(|length| *length >= tokens).unwrap_or(tokens)
     }
 
@@ -38,7 +43,7 @@ impl TextModel {
     ) -> Result<Vec<Part>, InvalidRequest> {
         let mut by_length: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         for (at, tokens) in texts.iter().enumerate() {
-            by_length.entry(self.padded(tokens.ids.len())).or_default().push(at);
+            by_length.entry(self.padded(model, tokens.ids.len())).or_default().push(at);
         }
         // Without a batch axis each text is a request of its own.
         let most = model.batch_axis.map_or(1, |_| (max_rows as usize).max(1));

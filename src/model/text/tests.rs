@@ -1,5 +1,5 @@
 use super::*;
-use crate::model::ModelSpec;
+use crate::model::{Graph, ModelSpec, derive};
 use crate::tensor::Tensor;
 use crate::text::{Pooling, Tokens};
 use crate::units::ModelId;
@@ -147,6 +147,27 @@ fn texts_become_requests_by_length_and_keep_their_places() {
     assert_eq!(values(&first[2])[8..], [1; 8]);
     let parts = text.parts(&spec, &texts, 0, 1).expect("requests");
     assert_eq!(parts.len(), 4);
+}
+
+#[test]
+fn texts_of_a_model_whose_batches_are_padded_are_grouped_as_the_batcher_pads_them() {
+    let graph = |spec: &ModelSpec| Graph {
+        inputs: spec.inputs.clone(),
+        outputs: spec.outputs.clone(),
+        unsupported: Vec::new(),
+    };
+    let mut spec = spec(&BERT, &["y[batch, 4]"], "");
+    spec.padding = derive("m", &graph(&spec), &spec.settings).expect("a model").padding;
+    let spec = Arc::new(spec);
+    let text = derived(&spec, &Folder::default()).expect("texts");
+    let texts = [34, 48, 36, 9, 47, 37].map(|tokens| Tokens { ids: vec![7; tokens], types: vec![0; tokens] });
+    let parts = text.parts(&spec, &texts, 0, 100).expect("requests");
+    let shapes: Vec<_> = parts.iter().map(|part| (part.rows.clone(), part.request.inputs[0].shape.to_vec())).collect();
+    // Steps of four tokens; each part is as long as the longest in it.
+    assert_eq!(
+        shapes,
+        [(vec![3], vec![1, 9]), (vec![0, 2], vec![2, 36]), (vec![5], vec![1, 37]), (vec![1, 4], vec![2, 48])]
+    );
 }
 
 #[test]
