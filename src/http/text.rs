@@ -26,6 +26,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::Response;
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use input::{Fields, Input, Inputs, Wanted};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Parts of one request that wait or run at a time.
@@ -151,17 +152,31 @@ impl<'a> Work<'a> {
         asked: Asked,
     ) -> Result<Vec<Tokens>, ApiError> {
         let begun = self.state.clock.now();
-        let asked = Arc::new(asked);
+        let (asked, text) = (Arc::new(asked), Arc::clone(text));
         let ranges = pieces(&asked.inputs.list);
-        let work = |range: std::ops::Range<usize>| {
-            let (asked, text) = (Arc::clone(&asked), Arc::clone(text));
-            self.on_pool(move || range.map(|at| asked.tokens(&text, at)).collect::<Result<Vec<_>, _>>())
-        };
-        let done = stream::iter(ranges.into_iter().map(work)).buffered(self.state.texts.pool.threads());
-        let pieces: Vec<Result<Vec<Tokens>, ApiError>> = done.try_collect().await?;
-        let tokens: Vec<Tokens> = pieces.into_iter().collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
+        let tokens = self.each(ranges, move |at| asked.tokens(&text, at)).await?;
         self.spent(model, Stage::Decode, begun);
         Ok(tokens)
+    }
+
+    /// One thing for each of the texts in these ranges, in their order. The threads take one range after the other, so that other
+    /// requests get their turn.
+    async fn each<T: Send + 'static>(
+        &self,
+        ranges: Vec<Range<usize>>,
+        make: impl Fn(usize) -> Result<T, ApiError> + Send + Sync + 'static,
+    ) -> Result<Vec<T>, ApiError> {
+        let make = Arc::new(make);
+        let range = |range: Range<usize>| {
+            let make = Arc::clone(&make);
+            self.on_pool(move || range.map(&*make).collect::<Result<Vec<T>, ApiError>>())
+        };
+        let mut done = stream::iter(ranges.into_iter().map(range)).buffered(self.state.texts.pool.threads());
+        let mut all = Vec::new();
+        while let Some(made) = done.try_next().await? {
+            all.extend(made?);
+        }
+        Ok(all)
     }
 
     /// Runs the model on texts, and makes of its output one thing for each of them, in their order.
@@ -300,7 +315,7 @@ fn check_width(text: &TextModel, wanted: Option<u64>, width: Option<usize>) -> R
 }
 
 /// Texts in pieces that a thread takes on at once.
-fn pieces(inputs: &[Input]) -> Vec<std::ops::Range<usize>> {
+fn pieces(inputs: &[Input]) -> Vec<Range<usize>> {
     let (mut pieces, mut start, mut bytes) = (Vec::new(), 0, 0);
     for (at, input) in inputs.iter().enumerate() {
         bytes += input.bytes();

@@ -1,16 +1,18 @@
 //! The routes of Text Embeddings Inference, over the arithmetic of `text.rs`: the scores of a text are the mean of its token
 //! ids and their number; words are ids from 10 on.
 
-use crate::support::{App, Reply, app_answering, echo, tensor};
+use crate::support::{App, Reply, app_answering, echo, state, tensor};
 use crate::text::{matrix, mean_and_count, model, post, text_model};
 use axum::body::Body;
 use axum::http::Request;
 use concertina::batcher::InferError;
+use concertina::http::{Bodies, router};
 use concertina::model::{Dim, InferResponse, ModelSpec, OutputTensor, TensorSpec, ValidRequest};
 use concertina::tensor::{DataType, Tensor};
 use concertina::text::Folder;
 use proptest::prelude::*;
 use serde_json::{Value, json};
+use std::sync::Arc;
 
 fn folder() -> Folder {
     Folder { max_tokens: Some(12), ..Folder::default() }
@@ -282,6 +284,32 @@ async fn failures_have_the_kinds_that_clients_know() {
     let reranker = self::app(vec![classifier("r", &["score"])]);
     let empty = post(&reranker, "/rerank", &json!({"query": "", "texts": ["a"]})).await;
     assert_eq!(failure(&empty).0, 400);
+}
+
+#[tokio::test]
+async fn answers_that_are_many_times_as_long_as_their_texts_have_a_limit() {
+    let (mut state, server, _jobs) = state(vec![encoder()], 1, None);
+    (state.texts.max_inputs, state.texts.max_input_bytes, state.limits.body_bytes) = (2000, 1 << 20, 4 << 20);
+    state.bodies = Bodies::new(8 << 20);
+    let app = App { router: router(Arc::new(state)), models: server.models, phase: server.phase };
+    // 12 tokens each; 1365 of them would do. The model is not asked: nobody would answer.
+    let many = vec!["a ".repeat(10); 1366];
+    let words = "a ".repeat(400_000);
+    for (path, body, part) in [
+        (
+            "/embed_all",
+            json!({"inputs": many}),
+            "inputs have 16392 tokens, each of which has a vector; send at most 16384",
+        ),
+        ("/tokenize", json!({"inputs": words}), "inputs would be answered with more than 25165824 bytes"),
+        ("/tokenize", json!({"inputs": vec!["a ".repeat(4500); 100]}), "inputs would be answered with more than"),
+    ] {
+        let (status, kind, text) = failure(&post(&app, path, &body).await);
+        assert_eq!((status, &*kind), (422, "Validation"), "{path}: {text}");
+        assert!(text.contains(part), "{path}: {text}");
+    }
+    let tokens = post(&app, "/tokenize", &json!({"inputs": "a ".repeat(40_000)})).await;
+    assert_eq!((tokens.status.as_u16(), tokens.json()[0].as_array().unwrap().len()), (200, 40_002));
 }
 
 /// A good request of each route.

@@ -210,11 +210,24 @@ async fn faults_name_the_field_and_what_to_do() {
         (json!({"input": ["a", 1], "model": "m"}), json!("input"), "input: the list mixes kinds"),
         (json!({"input": "a", "model": 5}), json!("model"), "model: invalid type"),
         (json!({"input": "a", "model": "m", "dimensions": -1}), json!("dimensions"), "dimensions: invalid value"),
+        (json!({"input": "a", "model": "m", "dimensions": "2"}), json!("dimensions"), "expected a whole number"),
+        (json!({"input": [["a"]], "model": "m"}), json!("input"), "expected a token id"),
         (json!([]), Value::Null, "not a JSON object"),
     ] {
         let error = refused(&post(&app, "/v1/embeddings", &body).await, 400);
         assert_eq!(error["param"], param, "{body}");
         assert!(error["message"].as_str().unwrap().contains(part), "{body}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn an_error_repeats_no_more_than_a_part_of_what_was_sent() {
+    let long = "é".repeat(100_000);
+    for body in [json!({"input": "a", "model": long}), json!({"input": "a", "model": "m", "encoding_format": long})] {
+        let reply = post(&app(""), "/v1/embeddings", &body).await;
+        let message = reply.json()["error"]["message"].as_str().unwrap().to_owned();
+        assert_eq!((reply.status.is_client_error(), message.chars().count()), (true, 1001), "{}", reply.status);
+        assert!(message.ends_with("é…"), "{message}");
     }
 }
 

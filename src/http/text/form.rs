@@ -10,6 +10,9 @@ use axum::middleware::Next;
 use axum::response::Response;
 use serde_json::{Value, json};
 
+/// The most characters of what is said of an error.
+const MOST_MESSAGE: usize = 1000;
+
 /// A form of errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
@@ -60,6 +63,16 @@ pub(in crate::http) async fn dress(request: Request, next: Next) -> Response {
     response
 }
 
+/// What is said of an error. What a client sent may stand in it, and may be as long as a body.
+fn message(error: &ApiError) -> String {
+    let mut text = error.to_string();
+    if let Some((end, _)) = text.char_indices().nth(MOST_MESSAGE) {
+        text.truncate(end);
+        text.push('…');
+    }
+    text
+}
+
 fn openai(error: &ApiError, status: StatusCode) -> Value {
     let kind = if status.is_server_error() { "server_error" } else { "invalid_request_error" };
     let param = match error {
@@ -67,7 +80,7 @@ fn openai(error: &ApiError, status: StatusCode) -> Value {
         ApiError::ModelNotFound { .. } | ApiError::ModelNotReady { .. } | ApiError::Unable { .. } => Some("model"),
         _ => None,
     };
-    json!({"error": {"message": error.to_string(), "type": kind, "param": param, "code": error.code().as_str()}})
+    json!({"error": {"message": message(error), "type": kind, "param": param, "code": error.code().as_str()}})
 }
 
 /// TEI has words and statuses of its own for what it knows; the rest keeps its status.
@@ -85,7 +98,7 @@ fn tei(error: &ApiError, status: StatusCode) -> (StatusCode, Value) {
             _ => (status, "Validation"),
         },
     };
-    (status, json!({"error": error.to_string(), "error_type": kind}))
+    (status, json!({"error": message(error), "error_type": kind}))
 }
 
 #[cfg(test)]

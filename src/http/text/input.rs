@@ -218,6 +218,9 @@ impl<'a> Fields<'a> {
             // Where in the field it stands helps nobody.
             let text = error.to_string();
             let text = text.rsplit_once(" at line ").map_or(&*text, |(text, _)| text);
+            // What Rust calls them.
+            let text =
+                text.replace("expected u32", "expected a token id").replace("expected u64", "expected a whole number");
             ApiError::Field { field, message: format!("{field}: {text}") }
         };
         serde_json::from_str(raw.get()).map(Some).map_err(wrong)

@@ -24,6 +24,9 @@ const TOKENS: Ability = Ability { has: |text| text.tokens.is_some(), lack: "give
 /// Nothing but a tokenizer.
 const TEXTS: Ability = Ability { has: |_| true, lack: "" };
 
+/// The most vectors in an answer of `/embed_all`: 32 texts of 512 tokens. With 1024 elements each that is about 200 MB of text.
+const MOST_VECTORS: usize = 16_384;
+
 /// The model that a path names.
 pub(in crate::http) type Named = Result<Option<Path<String>>, PathRejection>;
 
@@ -156,6 +159,12 @@ async fn all_embedded(opened: Opened<'_, Embed>) -> Result<Response, ApiError> {
     work.check(&wanted.inputs, "inputs")?;
     let asked = wanted.manner.asked(&text, wanted.inputs, "inputs")?;
     let tokens = work.tokenize(&model, &text, asked).await?;
+    let all: usize = tokens.iter().map(|tokens| tokens.ids.len()).sum();
+    if all > MOST_VECTORS {
+        let message =
+            format!("inputs have {all} tokens, each of which has a vector; send at most {MOST_VECTORS} at once");
+        return Err(ApiError::Field { field: "inputs", message });
+    }
     let each = work.run((&model, &text), &tokens, output, token_vectors).await?;
     let write = move || {
         let mut out = Vec::new();
