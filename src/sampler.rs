@@ -46,9 +46,19 @@ pub async fn sample(devices: Vec<Device>, clock: Clock, trim: Arc<Notify>, mut t
                 let _ = tell.lost.take().map(|lost| lost.send(reason.to_owned()));
                 continue;
             }
-            let now = clock.now();
-            device.trim(now);
-            let sample = device.sample(now);
+            // A worker that commits memory holds the locks meanwhile, which may take a tenth of a second and more: a thread that
+            // serves requests must not wait for it.
+            let (looked, now, publish) = (device.clone(), clock.now(), looks.is_multiple_of(PUBLISH_EVERY));
+            let look = move || {
+                looked.trim(now);
+                (looked.sample(now), publish.then(|| looked.stats()))
+            };
+            let (sample, stats) = match tokio::task::spawn_blocking(look).await {
+                Ok(found) => found,
+                Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+                // The runtime is going.
+                Err(_) => return,
+            };
             if *told != Some(sample) {
                 let Sample { device, budget, capacity } = sample;
                 let sample = Control::Memory(MemorySample { device, budget, capacity });
@@ -57,9 +67,7 @@ pub async fn sample(devices: Vec<Device>, clock: Clock, trim: Arc<Notify>, mut t
                 }
             }
             *told = Some(sample);
-            if looks.is_multiple_of(PUBLISH_EVERY) {
-                tell.metrics.ledger(device.stats());
-            }
+            stats.into_iter().for_each(|stats| tell.metrics.ledger(stats));
         }
         looks = looks.wrapping_add(1);
     }
@@ -68,8 +76,40 @@ pub async fn sample(devices: Vec<Device>, clock: Clock, trim: Arc<Notify>, mut t
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::{DeviceOptions, HOST_ALIGNMENT, Host};
+    use crate::memory::{Backing, BackingError, DeviceOptions, HOST_ALIGNMENT, Host, Reservation};
     use crate::units::{ByteSize, DeviceId};
+    use std::ops::Range;
+    use std::sync::{Barrier, mpsc as channel};
+
+    /// A host whose free bytes are not known until somebody else comes to the barrier twice.
+    #[derive(Debug)]
+    struct Slow(Host, Arc<Barrier>);
+
+    impl Backing for Slow {
+        fn granularity(&self) -> usize {
+            self.0.granularity()
+        }
+        fn reserve(&self, bytes: usize) -> Result<Reservation, BackingError> {
+            self.0.reserve(bytes)
+        }
+        fn commit(&self, reservation: &Reservation, range: Range<usize>) -> Result<(), BackingError> {
+            self.0.commit(reservation, range)
+        }
+        fn decommit(&self, reservation: &Reservation, range: Range<usize>) -> Result<(), BackingError> {
+            self.0.decommit(reservation, range)
+        }
+        fn free_bytes(&self) -> ByteSize {
+            self.1.wait();
+            self.1.wait();
+            self.0.free_bytes()
+        }
+        fn total_bytes(&self) -> ByteSize {
+            self.0.total_bytes()
+        }
+        fn margin(&self) -> ByteSize {
+            self.0.margin()
+        }
+    }
 
     #[tokio::test]
     async fn a_lost_device_is_told_once_and_the_others_are_still_looked_at() {
@@ -88,5 +128,33 @@ mod tests {
         let told = controls.recv().await;
         assert!(matches!(told, Some(Control::Memory(sample)) if sample.device == DeviceId(1)), "{told:?}");
         sampling.abort();
+    }
+
+    /// With one thread for everything asynchronous, whoever waits for memory on it would never hear of the answer.
+    #[tokio::test]
+    async fn other_tasks_go_on_while_a_look_takes_its_time() {
+        let barrier = Arc::new(Barrier::new(2));
+        let (limit, headroom) = (ByteSize::MAX, ByteSize::ZERO);
+        let options = DeviceOptions { id: DeviceId(0), limit, headroom, alignment: HOST_ALIGNMENT };
+        let device = Device::new(Box::new(Slow(Host::new(), Arc::clone(&barrier))), options);
+        let (control, mut controls) = mpsc::channel(8);
+        let tell = Listeners { control, metrics: Arc::new(Metrics::new()), lost: None };
+        let sampling = tokio::spawn(sample(vec![device], Clock::start(), Arc::default(), tell));
+        // On a thread of its own: the barrier is not for tasks.
+        let (go, may_go) = channel::sync_channel::<()>(1);
+        let (begun, mut has_begun) = mpsc::channel(8);
+        let helper = std::thread::spawn(move || {
+            loop {
+                barrier.wait();
+                let _ = begun.try_send(());
+                let _ = may_go.recv();
+                barrier.wait();
+            }
+        });
+        has_begun.recv().await.expect("a look has begun");
+        tokio::spawn(async move { drop(go) }).await.expect("this task runs while the look goes on");
+        assert!(matches!(controls.recv().await, Some(Control::Memory(_))), "the look ends after all");
+        sampling.abort();
+        drop(helper);
     }
 }
