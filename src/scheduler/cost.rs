@@ -98,7 +98,8 @@ impl CostModel {
         let own = self.classes.get(&class);
         let units = units.max(1);
         let enough = RICH.max(self.knee_points());
-        if own.is_some_and(|own| own.seconds.len() >= enough && own.bytes.len() >= RICH) {
+        let knows = |own: &ClassCost| own.seconds.len() >= enough && own.bytes.len() >= RICH && own.knee.is_some();
+        if own.is_some_and(knows) {
             return Estimate { model: self, units, own, below: None, above: None };
         }
         let by_units = |(_, class): &(u64, ClassId)| self.classes.get(class);
@@ -180,26 +181,37 @@ impl Estimate<'_> {
         combine(self.own.map(|own| &own.seconds), rows, |rows| self.borrowed(rows, |other| &other.seconds))
     }
 
+    /// Seconds that a row takes in the best batch of those up to `most` rows that were run. What lies beyond is a guess: it is not
+    /// looked at.
+    pub(super) fn best_per_row(&self, most: Rows) -> Option<f64> {
+        let ran = |class: &ClassCost| class.seconds.last_rows();
+        let own = self.own.filter(|own| own.seconds.len() >= RICH).and_then(ran);
+        let ran = own.or_else(|| self.below.into_iter().chain(self.above).filter_map(ran).max()).unwrap_or(1);
+        let most = most.min(ran).max(1);
+        let sizes = self.model.ladder.iter().copied().filter(|size| *size < most).chain([most]);
+        sizes.filter_map(|size| Some(self.seconds(size)? / f64::from(size))).min_by(f64::total_cmp)
+    }
+
     /// Peak bytes of a batch: an upper envelope, zero if nothing is known.
     pub(super) fn bytes(&self, rows: Rows) -> ByteSize {
         let bytes = combine(self.own.map(|own| &own.bytes), rows, |rows| self.borrowed(rows, |other| &other.bytes));
         ByteSize(bytes.map_or(0, |bytes| bytes.ceil() as u64))
     }
 
-    /// The smallest ladder size whose rows per second are about the best; `None` if too little is known.
+    /// The smallest ladder size whose rows per second are about the best; `None` if too little is known. A class whose own runs do
+    /// not show it borrows from the nearest one.
     pub(super) fn knee(&self) -> Option<Rows> {
-        match self.own {
-            Some(own) if own.seconds.len() >= self.model.knee_points() => own.knee,
-            _ => self.nearest().and_then(|other| {
-                let ratio = self.units as f64 / other.units as f64;
-                knee(&self.model.ladder, self.model.knee_tolerance, &other.seconds, ratio)
-            }),
-        }
+        self.own.and_then(|own| own.knee).or_else(|| {
+            let other = self.nearest()?;
+            let ratio = self.units as f64 / other.units as f64;
+            knee(&self.model.ladder, self.model.knee_tolerance, &other.seconds, ratio)
+        })
     }
 
-    /// The knee, or now and then a size beside it to learn whether it still is one.
+    /// The knee, or now and then a size beside it to learn whether it still is one; as long as it is not known, the next size to
+    /// try.
     pub(super) fn knee_or_trial(&self) -> Option<Rows> {
-        let knee = self.knee()?;
+        let Some(knee) = self.knee() else { return self.next_size() };
         let runs = self.own.map_or(0, |own| own.runs);
         if runs % TRIAL_EVERY != TRIAL_EVERY - 1 {
             return Some(knee);
@@ -208,6 +220,19 @@ impl Estimate<'_> {
         let at = ladder.partition_point(|size| *size < knee);
         let beside = if (runs / TRIAL_EVERY).is_multiple_of(2) { at.checked_sub(1) } else { Some(at + 1) };
         Some(beside.and_then(|beside| ladder.get(beside)).copied().unwrap_or(knee))
+    }
+
+    /// The ladder size above the largest that has run: what is said of sizes far beyond is a guess, and if it is wrong a batch of
+    /// long rows holds an instance for seconds. `None` if nothing has run.
+    fn next_size(&self) -> Option<Rows> {
+        let own = self.own.filter(|own| own.seconds.len() >= RICH);
+        let scaled =
+            |other: &ClassCost| Some(f64::from(other.seconds.last_rows()?) * other.units as f64 / self.units as f64);
+        let ran = match own {
+            Some(own) => f64::from(own.seconds.last_rows()?),
+            None => self.nearest().and_then(scaled)?,
+        };
+        self.model.ladder.iter().copied().find(|size| f64::from(*size) > ran)
     }
 
     /// What the neighbours say of `rows` rows: the line between them, never below the smaller one.

@@ -1,8 +1,8 @@
 //! Packing: which rows of a family share the next batch, and how long all of them are padded.
 //!
 //! Rows of a family may run as any class of it that is at least as large as their own. Padding costs time, and so does running
-//! few rows at once. What a batch is worth is what its rows would cost among their like, each at its own size in the largest
-//! useful batch that fits; the batch that is worth the most for each second that it takes is run. This is what gives the most
+//! few rows at once. What a batch is worth is what its rows would cost among their like, each at its own size in the best batch
+//! that fits and was seen; the batch that is worth the most for each second that it takes is run. This is what gives the most
 //! rows per second in the long run, for all rows must be served some day: whoever counts rows alone serves the short ones only.
 //!
 //! Of batches that are worth about as much, the one with the oldest head runs. Full batches of any length are about equal, so
@@ -23,9 +23,9 @@ use std::collections::BTreeMap;
 
 /// Batches that may leave out the oldest head of a level although they are of its family.
 pub(super) const MAX_PASSED_OVER: u32 = 4;
-/// What a batch with an older head may be worth less, as a part of the best. In simulations of mixed lengths at saturation (see
-/// tests/lengths.rs) 0.1 costs no rows per second; of the longest waits it takes 40%.
-const ABOUT_EQUAL: f64 = 0.1;
+/// What a batch with an older head may be worth less, as a part of the best: costs are known no better. In simulations of mixed
+/// lengths at saturation (tests/lengths.rs) it costs no rows per second and makes the longest waits shorter.
+const ABOUT_EQUAL: f64 = 0.25;
 /// Classes of a family that are looked at, those with the oldest heads first.
 const WINDOW: usize = 64;
 
@@ -64,14 +64,9 @@ struct Member<'a> {
     cap: Rows,
     /// Seconds of such a batch.
     seconds: f64,
-    estimate: Estimate<'a>,
-}
-
-impl Member<'_> {
     /// Seconds that one of its rows costs among its like.
-    fn worth(&self) -> f64 {
-        self.seconds / f64::from(self.cap.max(1))
-    }
+    worth: f64,
+    estimate: Estimate<'a>,
 }
 
 /// A batch that is considered: rows of the classes from `last` up to `top`, padded to `top`.
@@ -135,9 +130,10 @@ impl View<'_> {
             let Ok(found) = size(self.now, self.model, (id, u64::MAX), self.device.left()) else { continue };
             let seconds = found.duration?.as_secs_f64();
             let estimate = self.model.cost.estimate(id, class.units);
+            let worth = estimate.best_per_row(found.rows)?;
             let head = class.head(level);
             let rows = class.rows.min(most.into()) as Rows;
-            members.push(Member { id, class, head, rows, cap: found.rows, seconds, estimate });
+            members.push(Member { id, class, head, rows, cap: found.rows, seconds, worth, estimate });
         }
         if members.len() > WINDOW {
             let mut ages: Vec<u64> =
@@ -164,7 +160,7 @@ impl View<'_> {
         if must.is_some_and(|must| must != top) && first == 0 {
             return None;
         }
-        let mut worth = f64::from(first) * must.map_or(0.0, |must| members[must].worth());
+        let mut worth = f64::from(first) * must.map_or(0.0, |must| members[must].worth);
         let mut found = Candidate { top, last: top, rows: first, rate: 0.0, first };
         for at in (0..=top).rev() {
             let taken = if must == Some(at) && at != top { first.min(members[at].rows) } else { 0 };
@@ -173,7 +169,7 @@ impl View<'_> {
                 continue;
             }
             let rows = found.rows + more;
-            let all = worth + f64::from(more) * members[at].worth();
+            let all = worth + f64::from(more) * members[at].worth;
             let rate = all / estimate.seconds(ladder.padded(rows))?.max(1e-9);
             if at < top && rate <= found.rate {
                 break;
