@@ -3,7 +3,8 @@
 //!     ort_alone --library LIB --model FILE --case minilm:64 [--seconds 1] [--batches 1,2,4] [--layouts 1x2,2x1]
 //!
 //! With `--lengths 16,80,…` rows have these lengths, one each: they are sorted, cut into batches, and each batch is padded to its
-//! longest row; all batches run in turn, over and over.
+//! longest row; all batches run in turn, over and over. With `--padded` too, `--batches` are not rows but the most elements that a
+//! batch has once it is padded, so that there are more of the short rows in one.
 //!
 //! A layout `IxT` is I sessions at once with T intra-op threads each. Prints one JSON object per line: layout, batch, rows
 //! per second, CPU seconds per row, and the median seconds of one run. With `--turns` it loads the first layout, and measures the
@@ -37,6 +38,9 @@ struct Arguments {
     /// Rows of these lengths instead of one, for a case that has lengths.
     #[arg(long, value_delimiter = ',')]
     lengths: Vec<usize>,
+    /// Batches of so many elements instead of rows.
+    #[arg(long, requires = "lengths")]
+    padded: bool,
     /// One measurement for each line read, of as many seconds as it says.
     #[arg(long)]
     turns: bool,
@@ -124,17 +128,30 @@ fn measure(sessions: &mut [Session], arguments: &Arguments, batch: usize, time: 
         (runs.len() * batch) as f64
     } else {
         // Whole rounds through all batches.
-        (runs.len() / arguments.lengths.len().div_ceil(batch) * arguments.lengths.len()) as f64
+        (runs.len() / sorted(arguments, batch).len() * arguments.lengths.len()) as f64
     };
     Ok(Entry { rows_per_second: rows / wall, cpu_per_row: cpu / rows, median: runs[runs.len() / 2] })
 }
 
-#[allow(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
-fn run_for(session: &mut Session, arguments: &Arguments, batch: usize, time: Duration) -> anyhow::Result<Vec<f64>> {
+/// The lengths in batches, ascending.
+fn sorted(arguments: &Arguments, batch: usize) -> Vec<Vec<usize>> {
     let mut lengths = arguments.lengths.clone();
     lengths.sort_unstable();
-    let padded = |rows: &[usize]| arguments.case.of_length(rows[rows.len() - 1]).inputs(rows.len(), 1);
-    let mut batches: Vec<_> = lengths.chunks(batch).map(padded).collect();
+    let mut batches: Vec<Vec<usize>> = Vec::new();
+    for length in lengths {
+        let most = if arguments.padded { batch / length } else { batch };
+        match batches.last_mut() {
+            Some(last) if last.len() < most => last.push(length),
+            _ => batches.push(vec![length]),
+        }
+    }
+    batches
+}
+
+#[allow(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
+fn run_for(session: &mut Session, arguments: &Arguments, batch: usize, time: Duration) -> anyhow::Result<Vec<f64>> {
+    let padded = |rows: &Vec<usize>| arguments.case.of_length(rows[rows.len() - 1]).inputs(rows.len(), 1);
+    let mut batches: Vec<_> = sorted(arguments, batch).iter().map(padded).collect();
     if batches.is_empty() {
         batches.push(arguments.case.inputs(batch, 1));
     }
