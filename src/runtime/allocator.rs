@@ -10,7 +10,7 @@
 
 use super::library::Runtime;
 use crate::memory::cuda::Gpu;
-use crate::memory::{Arena, ArenaKind, ArenaOptions, Denied, Device, MemoryError, RunStats};
+use crate::memory::{Arena, ArenaKind, ArenaOptions, Denied, Device, MemoryError, RunStats, heap};
 use crate::units::{ByteSize, Instant};
 use ort::AsPointer;
 use ort::memory::{AllocationDevice, AllocatorType, MemoryInfo, MemoryType};
@@ -120,7 +120,10 @@ impl SessionAllocator {
         let status = unsafe { (ort::api().RegisterAllocator)(environment, allocator) };
         // SAFETY: a status that was just returned and is used once.
         unsafe { ort::Error::result_from_status(status) }.map_err(text)?;
-        let committed = commit();
+        let committed = {
+            let _parsing = heap::Parsing::begin();
+            commit()
+        };
         // SAFETY: as for the registration; the session keeps what it was committed with.
         let status = unsafe { (ort::api().UnregisterAllocator)(environment, self.shared.info.ptr()) };
         // SAFETY: as above.

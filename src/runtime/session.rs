@@ -15,7 +15,7 @@ use super::weights::Weights;
 use super::{Batch, RunError, Runtime};
 use crate::clock::Clock;
 use crate::memory::cuda::Stream;
-use crate::memory::{Arena, Denied, Device, DeviceOptions, HOST_ALIGNMENT, Host, heap};
+use crate::memory::{Arena, Denied, Device, DeviceOptions, HOST_ALIGNMENT, Host};
 use crate::model::spec::{Side, Unsupported};
 use crate::model::{Dim, Graph, ModelSpec, TensorSpec};
 use crate::tensor::Tensor;
@@ -113,7 +113,6 @@ impl Session {
         (arenas, cuda): (Arenas, &CudaOptions),
         commit: impl Fn(SessionBuilder) -> ort::Result<ort::session::Session>,
     ) -> Result<Self, String> {
-        let _parsing = heap::Parsing::begin();
         let stream = stream_for(&arenas)?;
         let level = if options.optimize { GraphOptimizationLevel::All } else { GraphOptimizationLevel::Disable };
         let build = |cuda: &CudaOptions| -> ort::Result<ort::session::Session> {
