@@ -50,9 +50,11 @@ def bodies(model, tokens, folder):
     kinds = {"int64": "INT64", "int32": "INT32", "float32": "FP32"}
     arrays = tensors(model, tokens)
     entry = lambda name, array: {"name": name, "shape": list(array.shape), "datatype": kinds[str(array.dtype)]}
-    plain = {"inputs": [entry(name, array) | {"data": array.ravel().tolist()} for name, array in arrays.items()]}
+    # minilm has a second output, with a vector for each token, which nobody shall write.
+    wanted = {"outputs": [{"name": start.SHAPES[model][1][0]}]}
+    plain = {"inputs": [entry(name, array) | {"data": array.ravel().tolist()} for name, array in arrays.items()]} | wanted
     head = {"inputs": [entry(name, array) | {"parameters": {"binary_data_size": array.nbytes}} for name, array in arrays.items()],
-            "parameters": {"binary_data_output": True}}
+            "parameters": {"binary_data_output": True}} | wanted
     head = json.dumps(head, separators=(",", ":")).encode()
     texts = {"json": json.dumps(plain, separators=(",", ":")).encode(),
              "bentoml": json.dumps({"bodies": [plain]}, separators=(",", ":")).encode(),

@@ -9,7 +9,7 @@ import v2
 class Model(mlserver.MLModel):
     async def load(self):
         self.session = v2.load()
-        self.names = [output.name for output in self.session.get_outputs()]
+        self.names = [v2.OUTPUT]
         return True
 
     async def predict(self, payload):

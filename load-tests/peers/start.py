@@ -21,7 +21,7 @@ def plan(peer, model, file, port, instances, threads, delay, binary=None):
     """Command, environment and path of one peer that serves one model."""
     environment = os.environ | {
         "MODEL": str(file), "THREADS": str(threads), "INSTANCES": str(instances), "MAX_BATCH": "64", "DELAY_SECONDS": str(delay),
-        "PORT": str(port), "PYTHONPATH": str(HERE), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+        "PORT": str(port), "OUTPUT": SHAPES[model][1][0], "PYTHONPATH": str(HERE), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
     folder = HOME / "run" / f"{peer}-{model}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
