@@ -4,8 +4,11 @@ use crate::units::Rows;
 
 /// The weight of a new sample against what was known.
 const SAMPLE_WEIGHT: f64 = 0.2;
-/// A sample counts at most as this many times what was known: one hiccup must not spoil an estimate.
+/// A sample counts at most as this many times what was known. From there on it is held to be a hiccup of the machine, such as a
+/// process that was stopped for a while, which says nothing of what runs cost.
 const OUTLIER: f64 = 4.0;
+/// So many such samples in a row are none: all runs that were in flight may have had the same hiccup.
+const HICCUPS: u32 = 4;
 
 /// The least part of what a sample says that is held to be of its size alone, and not of the machine.
 const LEAST_OWN: f64 = 0.05;
@@ -31,12 +34,14 @@ struct Knot {
 pub(super) struct Curve {
     origin: Origin,
     knots: Vec<Knot>,
+    /// Samples at once that were far beyond what was known.
+    hiccups: u32,
 }
 
 impl Curve {
     /// A curve that knows nothing.
     pub(super) fn new(origin: Origin) -> Self {
-        Self { origin, knots: Vec::new() }
+        Self { origin, knots: Vec::new(), hiccups: 0 }
     }
 
     /// The number of points known.
@@ -70,8 +75,13 @@ impl Curve {
             knot.value = knot.value.min(sample);
             return;
         }
+        let ratio = (sample / knot.value.max(f64::MIN_POSITIVE)).min(OUTLIER);
+        self.hiccups = if ratio < OUTLIER { 0 } else { self.hiccups.saturating_add(1) };
+        if (1..=HICCUPS).contains(&self.hiccups) {
+            return;
+        }
         let own = (1.0 / (1.0 + f64::from(knot.samples))).max(LEAST_OWN);
-        let factor = 1.0 + SAMPLE_WEIGHT * ((sample / knot.value.max(f64::MIN_POSITIVE)).min(OUTLIER) - 1.0);
+        let factor = 1.0 + SAMPLE_WEIGHT * (ratio - 1.0);
         knot.value *= factor.powf(own);
         self.scale(factor.powf(1.0 - own));
     }
@@ -216,7 +226,23 @@ mod tests {
         curve.refine(4, 100.0);
         curve.refine(4, 1.0);
         assert_eq!(curve.at(4.0), Some(1.0));
+        (0..HICCUPS).for_each(|_| curve.refine(4, 1000.0));
+        assert_eq!(curve.at(4.0), Some(1.0));
         curve.refine(4, 1000.0);
-        assert_eq!(curve.at(4.0), Some(1.6));
+        assert_eq!(curve.at(4.0), Some(1.6), "a machine that stays slow is believed");
+    }
+
+    /// The process is stopped now and then, always while the same size runs twice at once.
+    #[test]
+    fn hiccups_of_the_machine_change_no_comparison_of_sizes() {
+        let mut curve = Curve::new(Origin::Constant);
+        for rows in [1, 2] {
+            (0..20).for_each(|_| curve.refine(rows, f64::from(rows)));
+        }
+        for _ in 0..1000 {
+            (0..2).for_each(|_| curve.refine(1, 500.0));
+            curve.refine(1, 1.0);
+        }
+        assert_eq!([1.0, 2.0].map(|rows| curve.at(rows)), [Some(1.0), Some(2.0)]);
     }
 }
