@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Side by side with other servers: all are up at once, those whose turn it is not are stopped (SIGSTOP), rounds alternate.
 
-  PEERS_HOME=FOLDER load-tests/peers.py measure --model mlp --output FOLDER/mlp.json     one model, a few minutes
-  load-tests/peers.py report FOLDER/*.json                                                the table, into load-tests/results/peers.md
+  export PEERS_HOME=FOLDER CONCERTINA_ONNXRUNTIME=$PWD/.setup/onnxruntime/libonnxruntime.so.1.31.1
+  $PEERS_HOME/venv/base/bin/python load-tests/peers.py measure --model mlp --output FOLDER/mlp.json     one model, a few minutes
+  $PEERS_HOME/venv/base/bin/python load-tests/peers.py report FOLDER/*.json       the table, into load-tests/results/peers.md
 
 peers/install.sh fills PEERS_HOME. The load is wrk, closed loop, one row a request; before it, every server's answer to
 the same row is compared with ours. A server's layout (instances x threads) and batching delay are given by --layouts, by

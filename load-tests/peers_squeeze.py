@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Who fails how when memory is short: each server in a control group, started anew at each limit, under the same load.
 
-  PEERS_HOME=FOLDER load-tests/peers_squeeze.py     needs root and a writable memory controller, and peers/install.sh
+  $PEERS_HOME/venv/base/bin/python load-tests/peers_squeeze.py     needs root, a writable memory controller, and what peers.py needs
 
 The load is a closed loop of wrk, minilm, one row of 256 tokens a request: a batch of 64 rows needs about 0.8 GiB. A limit is to a
 server what `docker run --memory` is. The kernel's count of killed processes tells who was killed; whoever still answers afterwards is asked
@@ -92,7 +92,9 @@ def report(cells, arguments):
     names = [name for name in PEERS if any(cell["peer"] == name for cell in cells)]
     lines = ["# A limit of memory, and who fails how", "", machine() + "  ",
              f"Command: `load-tests/peers_squeeze.py` (see its head). {arguments.clients} connections for {arguments.seconds} s, minilm, rows of "
-             f"{arguments.tokens} tokens, JSON. {VERSIONS} Cells: requests/s and failed requests; bold: nothing failed, nothing was killed, and it still answers.", "",
+             f"{arguments.tokens} tokens, JSON. {VERSIONS} Cells: requests/s and failed requests (a request "
+             "that is still waiting at the end is neither); bold: nothing failed, nothing was killed, and it still answers. What does not start is "
+             "not tried with less.", "",
              "| limit, MiB | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
     table = {(cell["peer"], cell["limit"]): tell(cell) for cell in cells}
     for limit in arguments.limits:
