@@ -1,12 +1,14 @@
 """Texts in, vectors and scores out: OpenAI's own client and TEI's routes, compared with a plain reading of the formulas."""
 import asyncio
 import base64
+import concurrent.futures
 import itertools
 import json
 import os
 import shutil
 import subprocess
 import tempfile
+import threading
 import unittest
 from pathlib import Path
 
@@ -235,6 +237,65 @@ class Tei(ServerTestCase):
         self.assertIn(f"at most {info['max_input_length']}", refused["error"])
         self.assertEqual(self.ask("/tei/minilm/rerank", 424, query="a", texts=["b"])["error_type"], "Backend")
         self.assertEqual(info["model_type"], {"embedding": {"pooling": "none"}})
+
+
+class Unloading(ServerTestCase):
+    """Two models of texts, one of which comes and goes while both are asked."""
+
+    TOKEN = {"Authorization": "Bearer t"}
+    OPTIONS = ("--admin-token", "t", "--set", "model.warmup.seconds=0")
+    ASKED = [["b", "c"] * 150, ["b", "d", "a"]]
+    SCORES = [[1 - 2, 1 + 0.5] * 150, [1 - 2, 1 + 3, 1 + 1]]
+
+    @classmethod
+    def setUpClass(cls):
+        cls.MODELS = Path(tempfile.mkdtemp())
+        cls.addClassCleanup(shutil.rmtree, cls.MODELS)
+        table = np.zeros((15, 1))
+        table[10:14, 0] = [1, -2, 0.5, 3]
+        for name in ("stays", "goes"):
+            scorer(cls.MODELS / name, ["score"], table)
+        super().setUpClass()
+
+    def ask(self, model, which):
+        """The status, and the scores in the order of the texts if there are any."""
+        body = json.dumps({"query": "a", "texts": self.ASKED[which], "raw_scores": True})
+        status, _, answer = self.server.request("POST", f"/tei/{model}/rerank", body, {"Content-Type": "application/json"})
+        if status != 200:
+            return status, json.loads(answer)["error"]
+        return status, [entry["score"] for entry in sorted(json.loads(answer), key=lambda entry: entry["index"])]
+
+    def control(self, action):
+        self.assertEqual(self.server.request("POST", f"/v2/repository/models/goes/{action}", b"{}", self.TOKEN)[0], 200)
+
+    def test_every_request_is_answered_whole_or_told_that_the_model_is_gone(self):
+        over, faults = threading.Event(), []
+
+        def load(number):
+            model, which = ("stays", "goes")[number % 2], number // 2 % 2
+            while not over.is_set():
+                status, answer = self.ask(model, which)
+                if status == 200 and answer == self.SCORES[which]:
+                    continue
+                if model == "stays" or status not in (404, 503):
+                    faults.append((model, status, answer))
+                    return
+
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            loads = [pool.submit(load, number) for number in range(4)]
+            try:
+                for _ in range(3):
+                    self.control("unload")
+                    status, answer = self.ask("goes", 1)
+                    self.assertEqual(status, 503)
+                    self.assertIn("goes", answer)
+                    self.control("load")
+                    self.assertEqual(self.ask("goes", 1), (200, self.SCORES[1]))
+            finally:
+                over.set()
+            for one in loads:
+                one.result(PATIENCE)
+        self.assertEqual(faults, [])
 
 
 class Add(unittest.TestCase):
