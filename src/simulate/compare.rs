@@ -7,6 +7,7 @@
 
 use super::fleet::{Outcome, run, steady};
 use super::{Setting, SignalKind, Workload};
+use rayon::prelude::*;
 use std::time::Duration;
 
 /// The parts of a replica's capacity that targets are made of.
@@ -81,7 +82,8 @@ pub fn reading_at(setting: &Setting, signal: SignalKind, fraction: f64) -> f64 {
     steady(setting, &[signal], fraction, STEADY).first().copied().unwrap_or(0.0)
 }
 
-/// Compares all signals. `progress` hears of each one that is done.
+/// Compares all signals, on all processors: each run has its own random numbers, so the result is the same on any number of
+/// them. `progress` hears of each signal that is done.
 #[must_use]
 pub fn compare(
     setting: &Setting,
@@ -90,24 +92,24 @@ pub fn compare(
     progress: &mut dyn FnMut(&str),
 ) -> Comparison {
     let signals = SignalKind::ALL.map(|(_, signal)| signal);
-    let readings: Vec<Vec<f64>> = FRACTIONS.iter().map(|part| steady(setting, &signals, *part, STEADY)).collect();
+    let readings: Vec<Vec<f64>> = FRACTIONS.par_iter().map(|part| steady(setting, &signals, *part, STEADY)).collect();
     let other = Setting { seed: setting.seed ^ OTHER_SEED, ..setting.clone() };
     let mut candidates = Vec::new();
     for (index, signal) in signals.into_iter().enumerate() {
         let trial = |(fraction, readings): (&f64, &Vec<f64>)| {
             let target = readings[index];
-            let outcomes = tuned.iter().map(|load| run(setting, *load, signal, target)).collect();
+            let outcomes = tuned.par_iter().map(|load| run(setting, *load, signal, target)).collect();
             Trial { fraction: *fraction, target, outcomes }
         };
-        let trials: Vec<Trial> = FRACTIONS.iter().zip(&readings).map(trial).collect();
+        let trials: Vec<Trial> = FRACTIONS.par_iter().zip(&readings).map(trial).collect();
         let kept = best(&trials, setting.objective);
         let target = trials[kept].target;
-        let reported = reported.iter().map(|load| run(&other, *load, signal, target)).collect();
+        let reported = reported.par_iter().map(|load| run(&other, *load, signal, target)).collect();
         candidates.push(Candidate { signal, trials, kept, reported });
         progress(signal.name());
     }
     let configured =
-        reported.iter().map(|load| run(&other, *load, SignalKind::Saturation, setting.scaling.target)).collect();
+        reported.par_iter().map(|load| run(&other, *load, SignalKind::Saturation, setting.scaling.target)).collect();
     Comparison { setting: setting.clone(), tuned: tuned.to_vec(), reported: reported.to_vec(), candidates, configured }
 }
 
