@@ -4,9 +4,12 @@
 mod support;
 
 use concertina::scheduler::{
-    Action, Dispatch, Input, LimitedBy, MemorySample, ModelPlan, Outcome, Part, Rejection, RequestMeta, Scheduler,
+    Action, Dispatch, Input, LimitedBy, MemorySample, ModelPlan, Observation, Outcome, Packing, Part, Rejection,
+    RequestMeta, Scheduler,
 };
-use concertina::units::{BatchId, ByteSize, ClassId, DeviceId, InstanceId, Instant, ModelId, RequestId, Rows};
+use concertina::units::{
+    BatchId, ByteSize, ClassId, DeviceId, FamilyId, InstanceId, Instant, ModelId, RequestId, Rows,
+};
 use std::time::Duration;
 use support::{plan, request};
 
@@ -396,6 +399,37 @@ fn a_cancelled_request_costs_nothing_more() {
     rig.end(DONE);
     assert_eq!((rig.rows(), rig.finished()), (vec![8, 1], vec![2]));
     assert!(rig.scheduler.is_idle() && rig.rejected().is_empty());
+}
+
+#[test]
+fn rows_that_were_padded_and_came_back_leave_no_claim_behind_when_their_clients_go() {
+    let mut padding = ModelPlan { packing: Packing::Fifo, ..plan(0) };
+    let long =
+        |run: &Observation| Observation { class: ClassId(9), units: 9, bytes: ByteSize(9 * run.bytes.0), ..*run };
+    padding.observations.extend(padding.observations.iter().map(long).collect::<Vec<_>>());
+    let mut rig = Rig::new([padding, plan(1)]);
+    let of = |id, class, units| {
+        let (class, family) = (ClassId(class), Some(FamilyId(0)));
+        Input::Arrive(RequestMeta { class, family, units, ..request(id) })
+    };
+    // Both before anybody asks what to do: the short row runs padded to the long one.
+    rig.scheduler.handle(at(rig.now), of(1, 0, 1));
+    rig.tell(of(2, 9, 9));
+    rig.arrive((3..=11).map(|id| RequestMeta { model: ModelId(1), ..request(id) }));
+    assert_eq!(rig.rows(), [2, 1]);
+    rig.tell(Input::Complete(BatchId(2), DONE));
+    rig.memory(150, 1000);
+    rig.tell(Input::Complete(BatchId(1), DENIED));
+    assert_eq!(
+        rig.rows(),
+        [2, 1, 8],
+        "one long row needs 90 bytes, of which 70 are left: it has a claim on the next ones"
+    );
+    rig.tell(Input::Cancel(RequestId(2)));
+    rig.tell(Input::Cancel(RequestId(1)));
+    rig.arrive([RequestMeta { model: ModelId(1), ..request(12) }]);
+    rig.end(DONE);
+    assert_eq!(rig.rows(), [2, 1, 8, 1], "nobody waits any more");
 }
 
 #[test]

@@ -181,11 +181,11 @@ impl Scheduler {
         if let Some(deadline) = request.meta.deadline {
             self.deadlines.remove(&(deadline, id));
         }
-        let (model, class) = (request.meta.model, request.meta.class);
+        let model = request.meta.model;
         if request.waiting > 0 {
             let queue = &mut self.models.get_mut(&model).expect("a model with rows waiting is loaded").queue;
-            queue.remove(&self.requests, &request);
-            self.settle(model, class);
+            let touched = queue.remove(&self.requests, &request);
+            touched.into_iter().for_each(|class| self.settle(model, class));
         }
         true
     }

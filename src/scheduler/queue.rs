@@ -177,9 +177,10 @@ impl Queue {
         *self.work.entry(request.level).or_default() += work(request, meta.rows);
     }
 
-    /// Takes all rows of a request out, wherever they wait.
-    pub(super) fn remove(&mut self, requests: &Requests, request: &Request) {
+    /// Takes all rows of a request out, wherever they wait. Answers the classes that may have no rows any more.
+    pub(super) fn remove(&mut self, requests: &Requests, request: &Request) -> BTreeSet<ClassId> {
         let id = request.meta.class;
+        let mut touched = BTreeSet::from([id]);
         self.unlist(id);
         let queued = request.queued();
         if queued > 0 {
@@ -194,15 +195,16 @@ impl Queue {
             // Rows that were padded came back as what they ran as.
             let others = request.meta.family.into_iter().flat_map(|family| self.family(family)).map(|(other, _)| other);
             let others: BTreeSet<ClassId> = others.chain([id]).collect();
-            others.into_iter().for_each(|class| self.strike_returned(requests, class, request.meta.id));
+            touched.extend(others.into_iter().filter(|class| self.strike_returned(requests, *class, request.meta.id)));
         }
         self.forget(id);
+        touched
     }
 
-    /// Takes the rows of a request out of what came back as this class.
-    fn strike_returned(&mut self, requests: &Requests, id: ClassId, request: RequestId) {
+    /// Takes the rows of a request out of what came back as this class; false if there were none.
+    fn strike_returned(&mut self, requests: &Requests, id: ClassId, request: RequestId) -> bool {
         if !self.classes.get(&id).is_some_and(|class| class.returned().any(|other| other == request)) {
-            return;
+            return false;
         }
         self.unlist(id);
         let pieces = std::mem::take(&mut self.class_mut(id).returned);
@@ -212,6 +214,7 @@ impl Queue {
         }
         self.list(id);
         self.forget(id);
+        true
     }
 
     /// Whether rows of a request wait for memory that is not to be had.
