@@ -34,7 +34,7 @@
 //! # Invariants
 //! - The same inputs at the same instants give the same actions: the scheduler has no clock, no I/O and no randomness.
 //! - Every request that enters the scheduler leaves exactly once: answered, rejected or cancelled.
-//! - Bytes reserved equal the sum over batches in flight, and no dispatch brings them above the budget.
+//! - Bytes reserved equal the sum over what instances need for their batches in flight, and no dispatch brings them above the budget.
 //! - Every byte of a device that a session allocates is in that device's ledger. Of a GPU's batches, what lies on the host
 //!   (pinned staging for two batches of each instance, answers until they are written) is in no ledger.
 //! - Only the worker's thread touches its session.

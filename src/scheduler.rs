@@ -6,7 +6,8 @@
 //!
 //! Invariants, asserted in release too:
 //! - Every request that arrives leaves exactly once: [`Action::Finish`], [`Action::Reject`], or silently after [`Input::Cancel`].
-//! - Bytes reserved on a device equal the sum over its batches in flight, and no dispatch brings them above its budget.
+//! - Bytes reserved on a device equal the sum over what its instances need for their batches in flight, see `turns`, and no dispatch
+//!   brings them above its budget.
 //! - Rows of one batch are of one model and one class, or of one family and padded to the largest class among them; they are
 //!   at most as many as the largest size of the ladder.
 //!
@@ -33,6 +34,7 @@ mod pack;
 mod policy;
 mod queue;
 mod stats;
+mod turns;
 
 pub use forecast::Forecast;
 pub use machine::Scheduler;
@@ -58,6 +60,10 @@ pub struct ModelPlan {
     /// Batches an instance may hold, the running one included. The second is given only when it is as large as it would be
     /// later, so that holding it costs no batching.
     pub pipeline: u32,
+    /// Where a batch of an instance takes over the run memory of the one before it: bytes that an element of its inputs takes on
+    /// the device beside that one's run, for they are copied there while it waits. `None`: it takes nothing over, so
+    /// one that waits reserves all that it needs.
+    pub staged_unit: Option<ByteSize>,
     /// How long rows may wait for company while an instance is idle; zero means not at all.
     pub max_queue_delay: Duration,
     /// How long an idle instance may wait for the clients of a batch that it has just answered to ask again. It does so only
@@ -227,7 +233,8 @@ pub struct Dispatch {
     pub rows: Rows,
     /// Rows that the executor runs, padding included.
     pub padded_rows: Rows,
-    /// Predicted peak bytes, reserved until the batch ends.
+    /// Predicted peak bytes of its run. Until it ends they are reserved, as far as it does not take them over from the batches before
+    /// it; see [`ModelPlan::staged_unit`].
     pub bytes: ByteSize,
     /// Predicted duration; `None` where nothing is known yet.
     pub duration: Option<Duration>,

@@ -92,6 +92,7 @@ fn plan(model: ModelId, device: DeviceId, workers: &[WorkerHandle]) -> ModelPlan
         ladder: vec![1, 2, 4, 8],
         round_up: false,
         pipeline: 1,
+        staged_unit: None,
         max_queue_delay: Duration::ZERO,
         max_gather_delay: Duration::ZERO,
         max_queue_rows: 64,

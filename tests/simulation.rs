@@ -2,6 +2,8 @@
 //!
 //! `CONCERTINA_SEED` repeats a run, `CONCERTINA_SIM_REQUESTS` makes it longer or shorter. A failure prints its seed.
 
+#[path = "simulation/memory.rs"]
+mod memory;
 #[path = "simulation/random.rs"]
 mod random;
 #[path = "simulation/reference.rs"]
@@ -152,6 +154,7 @@ fn simple_plan(largest: Rows, max_queue_delay: Duration, instances: u32) -> Mode
         ladder: vec![largest],
         round_up: false,
         pipeline: 1,
+        staged_unit: None,
         max_queue_delay,
         max_gather_delay: Duration::ZERO,
         max_queue_rows: u64::MAX,

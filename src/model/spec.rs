@@ -80,6 +80,12 @@ impl ModelSpec {
     pub fn output(&self, name: &str) -> Option<(usize, &TensorSpec)> {
         self.outputs.iter().enumerate().find(|(_, output)| output.name == name)
     }
+
+    /// The most bytes that an element of an input has. Strings, which have no size of their own, do not count.
+    #[must_use]
+    pub fn widest_element(&self) -> usize {
+        self.inputs.iter().filter_map(|input| input.datatype.size()).max().unwrap_or(0)
+    }
 }
 
 /// What the ONNX file says of itself: the source from which a [`ModelSpec`] is derived.
@@ -119,5 +125,37 @@ impl std::fmt::Display for Side {
             Self::Input => "input",
             Self::Output => "output",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_widest_element_is_that_of_an_input_whose_elements_have_a_size() {
+        let input = |datatype: &DataType| TensorSpec { name: "x".to_owned(), datatype: *datatype, shape: Vec::new() };
+        let table: [(&[DataType], usize); 4] = [
+            (&[DataType::Fp32], 4),
+            (&[DataType::Fp16, DataType::Int64, DataType::Bool], 8),
+            (&[DataType::Uint8, DataType::Bytes], 1),
+            (&[DataType::Bytes], 0),
+        ];
+        for (inputs, bytes) in table {
+            let spec = ModelSpec {
+                id: ModelId(0),
+                name: "m".to_owned(),
+                version: 1,
+                inputs: inputs.iter().map(input).collect(),
+                outputs: vec![input(&DataType::Fp64)],
+                batch_axis: Some(0),
+                unbatched_reason: None,
+                max_batch_size: 1,
+                padding: None,
+                settings: Settings::default(),
+                text: None,
+            };
+            assert_eq!(spec.widest_element(), bytes, "{inputs:?}");
+        }
     }
 }

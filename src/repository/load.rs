@@ -7,6 +7,7 @@ use super::measure::Measured;
 use super::store::Store;
 use crate::batcher::{DeviceLoad, ModelLoad, Sample};
 use crate::clock::Clock;
+use crate::memory::Device;
 use crate::model::ModelSpec;
 use crate::model::derive::Derived;
 use crate::model::settings::{CudaGraph, Group, Packing, Place};
@@ -14,7 +15,7 @@ use crate::runtime::calibrate::{self, Calibration};
 use crate::runtime::worker::Recorded;
 use crate::runtime::{Arenas, Completion, Plan, Recipe, Runtime, Session, SessionOptions, Worker, WorkerHandle};
 use crate::scheduler::{self, ModelPlan, Observation};
-use crate::units::{ByteSize, ClassId, DeviceId, InstanceId, ModelId, Rows};
+use crate::units::{ByteSize, ClassId, InstanceId, ModelId, Rows};
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -187,7 +188,7 @@ impl Loader {
     fn finish(&self, candidate: &Candidate, measured: Measured, spec: &Arc<ModelSpec>) -> Result<DeviceLoad, String> {
         let ladder = ladder(&measured);
         let Measured { spec: own, layout, sessions, mut calibration, lengths, difference } = measured;
-        let device = self.devices.of(&candidate.settings)?.id();
+        let device = self.devices.of(&candidate.settings)?;
         let (mut workers, mut recorded) = (Vec::new(), Vec::new());
         for mut session in sessions {
             session.set_spec(Arc::clone(spec));
@@ -207,7 +208,7 @@ impl Loader {
         tracing::info!(
             model = spec.name,
             version = spec.version,
-            device = %Place::of(device),
+            device = %Place::of(device.id()),
             instances = layout.instances,
             threads = layout.threads,
             max_batch_size = ladder.last().copied().unwrap_or(1),
@@ -243,17 +244,20 @@ fn ladder(measured: &Measured) -> Vec<Rows> {
 
 fn plan(
     (model, spec): (ModelId, &ModelSpec),
-    (workers, device): (&[WorkerHandle], DeviceId),
+    (workers, device): (&[WorkerHandle], &Device),
     ladder: Vec<Rows>,
 ) -> ModelPlan {
     let settings = &spec.settings;
     ModelPlan {
         model,
-        device,
+        device: device.id(),
         instances: workers.iter().map(|worker| worker.instance).collect(),
         ladder,
         round_up: false,
         pipeline: settings.pipeline,
+        // On a GPU the inputs of the next batch are copied while one runs. On the host nothing of it is there before its turn, but
+        // what the one before has put out lives on beside its run, and how much that is depends on the model: nothing is taken over.
+        staged_unit: device.gpu().map(|_| ByteSize(spec.widest_element() as u64)),
         max_queue_delay: settings.max_queue_delay,
         max_gather_delay: settings.max_gather_delay,
         max_queue_rows: settings.max_queue_rows,
@@ -281,4 +285,33 @@ pub fn observations(calibration: &Calibration) -> Vec<Observation> {
         bytes: entry.bytes,
     };
     calibration.measured.iter().map(observation).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::{DeviceOptions, HOST_ALIGNMENT, Host};
+    use crate::model::Settings;
+    use crate::units::DeviceId;
+
+    #[test]
+    fn batches_on_the_host_take_no_run_memory_over() {
+        let (limit, headroom) = (ByteSize::MAX, ByteSize::ZERO);
+        let options = DeviceOptions { id: DeviceId(0), limit, headroom, alignment: HOST_ALIGNMENT };
+        let device = Device::new(Box::new(Host::new()), options);
+        let spec = ModelSpec {
+            id: ModelId(0),
+            name: "m".to_owned(),
+            version: 1,
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+            batch_axis: Some(0),
+            unbatched_reason: None,
+            max_batch_size: 1,
+            padding: None,
+            settings: Settings::default(),
+            text: None,
+        };
+        assert_eq!(plan((ModelId(0), &spec), (&[], &device), vec![1]).staged_unit, None);
+    }
 }

@@ -4,9 +4,10 @@
 //! A run of which there is a recording is played back instead.
 //!
 //! Who is denied device memory: staging and launching first have recordings dropped, of this instance and then of others, and try
-//! once more; what is denied then, and what an operator is denied in a run, is [`RunError::OutOfMemory`], upon which the
-//! scheduler runs the rows in halves. Recordings that play meanwhile go behind their run. What is denied while a run is
-//! recorded leaves that size unrecorded, until there has been room for a while.
+//! once more. What is staged beside a run and still denied is staged again behind that run, which leaves it its memory. What is
+//! denied then, and what an operator is denied in a run, is [`RunError::OutOfMemory`], upon which the scheduler runs the rows in
+//! halves. Recordings that play meanwhile go behind their run. What is denied while a run is recorded leaves that size
+//! unrecorded, until there has been room for a while.
 
 use super::batch::Stages;
 use super::calibrate;
@@ -68,6 +69,11 @@ impl Ready {
     /// The slot that it takes, and whether it was staged while the batch before was running.
     fn place(&self) -> (usize, bool) {
         self.staged.as_ref().map_or((0, false), |staged| (staged.slot, staged.behind))
+    }
+
+    /// Whether the device had no room for its inputs.
+    pub(super) fn is_short(&self) -> bool {
+        matches!(self.staged, Err(RunError::OutOfMemory { .. }))
     }
 }
 

@@ -127,8 +127,9 @@ impl Worker {
         while desk.next.is_none() && !session.is_done(&running) {
             match batches.try_recv() {
                 Ok(next) => {
-                    let ready = session.stage(&next, clock);
-                    desk.next = Some((next, Some(ready)));
+                    // What finds no room beside this run may find it behind it.
+                    let ready = Some(session.stage(&next, clock)).filter(|ready| !ready.is_short());
+                    desk.next = Some((next, ready));
                 }
                 Err(_) => std::hint::spin_loop(),
             }

@@ -152,6 +152,7 @@ mod tests {
                     ladder: vec![1, 2, 4],
                     round_up: false,
                     pipeline: 1,
+                    staged_unit: None,
                     max_queue_delay: Duration::ZERO,
                     max_gather_delay: Duration::ZERO,
                     max_queue_rows: 8,

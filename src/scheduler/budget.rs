@@ -4,8 +4,9 @@
 //! batches; then the device is closed to everyone else until the head has run. One head at a time holds this claim.
 
 use super::MemorySample;
-use crate::units::{ByteSize, ClassId, ModelId};
-use std::collections::BTreeSet;
+use super::turns::{Need, Turns};
+use crate::units::{BatchId, ByteSize, ClassId, InstanceId, ModelId};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Batches that may overtake a head that waits for bytes.
 pub(super) const MAX_OVERTAKES: u32 = 4;
@@ -27,6 +28,8 @@ pub(super) struct Claim {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Device {
     sample: Option<MemorySample>,
+    /// What the instances need whose batches are in flight; `reserved` is the sum.
+    turns: BTreeMap<InstanceId, Turns>,
     reserved: ByteSize,
     in_flight: u32,
     claim: Option<Claim>,
@@ -51,7 +54,7 @@ impl Device {
         self.sample.map_or(ByteSize::MAX, |sample| sample.capacity)
     }
 
-    /// Bytes of the batches in flight.
+    /// Bytes that the batches in flight need.
     pub(super) fn reserved(&self) -> ByteSize {
         self.reserved
     }
@@ -66,16 +69,33 @@ impl Device {
         self.in_flight
     }
 
-    /// Reserves the bytes of a batch.
-    pub(super) fn reserve(&mut self, bytes: ByteSize) {
-        assert!(bytes <= self.left(), "a batch of {bytes} was dispatched with {} left", self.left());
+    /// Run memory that the next batch of an instance takes over from those that it holds.
+    pub(super) fn taken_over(&self, instance: InstanceId) -> ByteSize {
+        self.turns.get(&instance).map(Turns::taken_over).unwrap_or_default()
+    }
+
+    /// Reserves what a batch needs beyond what its instance has.
+    pub(super) fn reserve(&mut self, instance: InstanceId, batch: BatchId, need: Need) {
+        let left = self.left();
+        let turns = self.turns.entry(instance).or_default();
+        let before = turns.bytes();
+        turns.add(batch, need);
+        let bytes = turns.bytes().saturating_sub(before);
+        assert!(bytes <= left, "a batch that needs {bytes} more was dispatched with {left} left");
         self.reserved += bytes;
         self.in_flight += 1;
     }
 
-    /// Releases the bytes of a batch that has ended.
-    pub(super) fn release(&mut self, bytes: ByteSize) {
-        assert!(bytes <= self.reserved && self.in_flight > 0, "more was released than reserved");
+    /// Releases what only a batch that has ended needed.
+    pub(super) fn release(&mut self, instance: InstanceId, batch: BatchId) {
+        let turns = self.turns.get_mut(&instance).expect("an instance with a batch in flight has a turn");
+        let before = turns.bytes();
+        let was_there = turns.remove(batch);
+        let bytes = before.saturating_sub(turns.bytes());
+        if turns.is_empty() {
+            self.turns.remove(&instance);
+        }
+        assert!(was_there && bytes <= self.reserved && self.in_flight > 0, "more was released than reserved");
         self.reserved = self.reserved.saturating_sub(bytes);
         self.in_flight -= 1;
         assert!(self.in_flight > 0 || self.reserved == ByteSize::ZERO, "bytes stay reserved without a batch");
@@ -119,6 +139,8 @@ mod tests {
     use super::*;
     use crate::units::DeviceId;
 
+    const ONE: InstanceId = InstanceId(1);
+
     fn device(budget: u64) -> Device {
         let mut device = Device::default();
         device.measure(MemorySample { device: DeviceId(0), budget: ByteSize(budget), capacity: ByteSize(100) });
@@ -129,29 +151,49 @@ mod tests {
         Claim { model: ModelId(0), class: ClassId(class), needed: ByteSize(50), patience }
     }
 
+    fn need(peak: u64) -> Need {
+        Need { peak: ByteSize(peak), staged: None }
+    }
+
     #[test]
     fn what_is_left_never_falls_below_zero() {
         let mut device = device(80);
-        device.reserve(ByteSize(60));
+        device.reserve(ONE, BatchId(1), need(60));
         assert_eq!(device.left(), ByteSize(20));
         device.measure(MemorySample { device: DeviceId(0), budget: ByteSize(10), capacity: ByteSize(100) });
         assert_eq!((device.left(), device.reserved()), (ByteSize::ZERO, ByteSize(60)));
-        device.release(ByteSize(60));
+        device.release(ONE, BatchId(1));
         assert_eq!(device.left(), ByteSize(10));
+    }
+
+    #[test]
+    fn a_batch_behind_another_one_reserves_what_it_cannot_take_over() {
+        let turn = |peak, staged| Need { peak: ByteSize(peak), staged: Some(ByteSize(staged)) };
+        let mut device = device(80);
+        device.reserve(ONE, BatchId(1), turn(50, 9));
+        device.reserve(ONE, BatchId(2), turn(60, 10));
+        assert_eq!((device.left(), device.taken_over(ONE)), (ByteSize(10), ByteSize(60)));
+        device.reserve(InstanceId(2), BatchId(3), turn(10, 2));
+        assert_eq!(device.left(), ByteSize::ZERO, "another instance takes nothing over from this one");
+        device.release(ONE, BatchId(1));
+        assert_eq!(device.left(), ByteSize(10), "the next one is in front now");
+        device.release(InstanceId(2), BatchId(3));
+        device.release(ONE, BatchId(2));
+        assert_eq!((device.left(), device.in_flight()), (ByteSize(80), 0));
     }
 
     #[test]
     #[should_panic(expected = "was dispatched with")]
     fn more_than_is_left_cannot_be_reserved() {
-        device(80).reserve(ByteSize(81));
+        device(80).reserve(ONE, BatchId(1), need(81));
     }
 
     #[test]
     #[should_panic(expected = "more was released")]
-    fn more_than_was_reserved_cannot_be_released() {
+    fn what_was_not_reserved_cannot_be_released() {
         let mut device = device(80);
-        device.reserve(ByteSize(10));
-        device.release(ByteSize(11));
+        device.reserve(ONE, BatchId(1), need(10));
+        device.release(ONE, BatchId(2));
     }
 
     #[test]

@@ -20,10 +20,10 @@ impl Scheduler {
         }
     }
 
-    /// What a batch held is free again, whatever its outcome.
+    /// What only this batch needed is free again, whatever its outcome.
     fn release(&mut self, now: Instant, flight: &InFlight) {
         let dispatch = &flight.dispatch;
-        self.device(flight.device).release(dispatch.bytes);
+        self.device(flight.device).release(dispatch.instance, dispatch.batch);
         let held = self.in_flight.values().filter(|other| other.dispatch.instance == dispatch.instance);
         let next: Duration = held.filter_map(|other| other.dispatch.duration).sum();
         if let Some(model) = self.models.get_mut(&dispatch.model) {

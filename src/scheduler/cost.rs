@@ -164,7 +164,8 @@ pub(super) struct Denied {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Estimate<'a> {
     model: &'a CostModel,
-    units: u64,
+    /// Elements per row.
+    pub(super) units: u64,
     own: Option<&'a ClassCost>,
     below: Option<&'a ClassCost>,
     above: Option<&'a ClassCost>,

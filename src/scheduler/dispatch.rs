@@ -1,12 +1,13 @@
 //! Dispatch: which class runs next, how large, or why it waits.
 
-use super::budget::Claim;
+use super::budget::{Claim, Device};
 use super::machine::{InFlight, Scheduler};
 use super::model::{Instance, Model};
 use super::oom::{MEMORY_PATIENCE, MEMORY_RETRY_AFTER, STARVED_POLL, Starved, count, split_off};
 use super::pack::{Mix, View};
-use super::policy::{Bounds, NoRoom, Size, form_batch, meet_deadlines};
+use super::policy::{Bounds, NoRoom, Room, Size, form_batch, meet_deadlines};
 use super::queue::{Class, Kin, Kind, Lead, Parked, Requests};
+use super::turns::{Need, staged};
 use super::{Dispatch, LimitedBy, Part, Rejection};
 use crate::units::{BatchId, ByteSize, ClassId, Instant, ModelId, RequestId, Rows};
 use std::collections::BTreeSet;
@@ -74,7 +75,8 @@ impl Scheduler {
         let model = &self.models[&id];
         let device = &self.devices[&model.plan.device];
         let start = if slot.held == 0 { now } else { slot.free_at.max(now) };
-        let view = View { now, start, id, model, requests: &self.requests, device };
+        let room = room(model, device, slot);
+        let view = View { now, start, id, model, requests: &self.requests, device, room };
         if let Some(mix) = view.mix(lead)
             && let verdict @ (Verdict::Run(_) | Verdict::Park(_) | Verdict::Wait) =
                 self.weigh(now, id, slot, &Crowd::of(mix, model))
@@ -90,11 +92,7 @@ impl Scheduler {
     fn weigh(&self, now: Instant, id: ModelId, slot: Instance, crowd: &Crowd) -> Verdict {
         let (lead, model) = (crowd.lead, &self.models[&id]);
         let device = &self.devices[&model.plan.device];
-        // Where bytes are what limits, other idle instances have as much claim to them: one batch that takes all that is left
-        // would keep them idle.
-        let share = ByteSize(device.left().0 / model.idle_instances().max(1));
-        let size = match crowd.size(now, model, device.left()) {
-            Ok(all) if all.limited_by == LimitedBy::Bytes => crowd.size(now, model, share).unwrap_or(all),
+        let size = match crowd.fit(now, model, device, slot) {
             Ok(size) => size,
             Err(NoRoom { needed }) => return self.no_room(now, id, (slot, lead), needed),
         };
@@ -188,6 +186,7 @@ impl Scheduler {
         };
         let classes: BTreeSet<ClassId> = kinds.map(|kind| kind.class).chain([lead.class()]).collect();
         let Size { rows, padded_rows, bytes, duration, limited_by } = size;
+        let staged = model.plan.staged_unit.map(|unit| staged(unit, kind.units, padded_rows));
         assert!(rows > 0 && rows <= padded_rows && padded_rows <= model.ladder().largest(), "a batch of {rows} rows");
         assert_eq!(rows, count(&parts), "a batch has the rows of its parts");
         model.queue.take(&mut self.requests, lead, &parts);
@@ -214,7 +213,7 @@ impl Scheduler {
             limited_by,
         };
         let reserving = self.device(device);
-        reserving.reserve(bytes);
+        reserving.reserve(slot.id, batch, Need { peak: bytes, staged });
         let budget = reserving.budget();
         let claimed = classes.iter().filter(|class| reserving.disclaim(id, **class)).count();
         if claimed > 0 {
@@ -303,9 +302,28 @@ impl Crowd {
         Self { lead, kin: kin(model, lead), rows: count(&parts).into(), parts: Some(parts), leaves_out }
     }
 
-    /// The largest useful size that fits `bytes`.
-    fn size(&self, now: Instant, model: &Model, bytes: ByteSize) -> Result<Size, NoRoom> {
-        let size = size(now, model, (self.lead.class(), self.rows), bytes)?;
+    /// The largest useful size that this instance has room for.
+    fn fit(&self, now: Instant, model: &Model, device: &Device, slot: Instance) -> Result<Size, NoRoom> {
+        let all = self.size(now, model, room(model, device, slot))?;
+        if slot.held > 0 {
+            return Ok(all);
+        }
+        // Where bytes are what limits, other idle instances have as much claim to them: one batch that takes all that is left
+        // would keep them idle.
+        let is_short = all.limited_by == LimitedBy::Bytes;
+        let share = ByteSize(device.left().0 / if is_short { model.idle_instances().max(1) } else { 1 });
+        // A few rows less leave room for the inputs of the next batch, which are then copied while this one runs.
+        let is_followed = model.plan.pipeline > 1 && model.queue.rows > u64::from(all.rows);
+        if is_followed && let Ok(size) = self.size(now, model, followed(model, share)) {
+            return Ok(size);
+        }
+        let own = is_short.then(|| self.size(now, model, Room::of(share)));
+        Ok(own.and_then(Result::ok).unwrap_or(all))
+    }
+
+    /// The largest useful size that there is room for.
+    fn size(&self, now: Instant, model: &Model, room: Room) -> Result<Size, NoRoom> {
+        let size = size(now, model, (self.lead.class(), self.rows), room)?;
         let limited_by = match size.limited_by {
             LimitedBy::Rows if self.leaves_out => LimitedBy::Padding,
             other => other,
@@ -318,10 +336,26 @@ impl Crowd {
         match (self.lead, found.limited_by) {
             (Lead::Returned(_), _) => false,
             (_, LimitedBy::Knee | LimitedBy::Ladder) => true,
-            (_, LimitedBy::Bytes) => self.size(now, model, budget).is_ok_and(|later| later.rows == found.rows),
+            (_, LimitedBy::Bytes) => {
+                self.size(now, model, followed(model, budget)).is_ok_and(|later| later.rows == found.rows)
+            }
             _ => false,
         }
     }
+}
+
+/// The memory that a batch on this instance may have. One that waits behind others takes over their run memory, where that is how
+/// they run.
+fn room(model: &Model, device: &Device, slot: Instance) -> Room {
+    match model.plan.staged_unit.filter(|_| slot.held > 0) {
+        Some(staged_unit) => Room { bytes: device.left(), taken_over: device.taken_over(slot.id), staged_unit },
+        None => Room::of(device.left()),
+    }
+}
+
+/// So many bytes for a batch and for what as large a batch needs that waits behind it, where that takes over its run memory.
+fn followed(model: &Model, bytes: ByteSize) -> Room {
+    Room { staged_unit: model.plan.staged_unit.unwrap_or_default(), ..Room::of(bytes) }
 }
 
 /// Those that may share a batch with the class that leads.
@@ -330,17 +364,12 @@ fn kin(model: &Model, lead: Lead) -> Kin {
     family.map_or(Kin::Class(lead.class()), Kin::Family)
 }
 
-/// The largest useful size of a batch of a class that fits `bytes`, of so many rows.
-pub(super) fn size(
-    now: Instant,
-    model: &Model,
-    (class, rows): (ClassId, u64),
-    bytes: ByteSize,
-) -> Result<Size, NoRoom> {
+/// The largest useful size of a batch of a class that there is room for, of so many rows.
+pub(super) fn size(now: Instant, model: &Model, (class, rows): (ClassId, u64), room: Room) -> Result<Size, NoRoom> {
     let state = model.queue.class(class).expect("only classes with rows are sized");
     let estimate = model.cost.estimate(class, state.units);
     let ceiling = state.ceiling.map(|ceiling| ceiling.rows_at(now));
-    form_batch(model.ladder(), estimate, Bounds { rows, knee: estimate.knee_or_trial(), ceiling, bytes })
+    form_batch(model.ladder(), estimate, Bounds { rows, knee: estimate.knee_or_trial(), ceiling, room })
 }
 
 /// Until when a batch waits for the rows that tend to follow the last answers, if with them, and although it waits, more

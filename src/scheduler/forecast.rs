@@ -2,7 +2,7 @@
 
 use super::Observation;
 use super::cost::CostModel;
-use super::policy::{Ladder, largest_that_fits};
+use super::policy::{Ladder, Room, largest_that_fits};
 use crate::units::{ByteSize, ClassId, Rows};
 
 /// The cost model of one class of rows, seeded with runs.
@@ -42,7 +42,8 @@ impl Forecast {
     pub fn largest_within(&self, bytes: ByteSize, most: Rows) -> Rows {
         let sizes = [most.max(1)];
         let ladder = Ladder { sizes: &sizes, round_up: false };
-        largest_that_fits(ladder, self.cost.estimate(self.class, self.units), ladder.largest(), bytes).unwrap_or(0)
+        largest_that_fits(ladder, self.cost.estimate(self.class, self.units), ladder.largest(), Room::of(bytes))
+            .unwrap_or(0)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::cost::{CostModel, Estimate};
 use super::echo::Echo;
-use super::policy::{Bounds, Ladder, form_batch};
+use super::policy::{Bounds, Ladder, Room, form_batch};
 use super::queue::Queue;
 use super::{LimitedBy, ModelPlan};
 use crate::units::{ByteSize, ClassId, InstanceId, Instant, Rows};
@@ -183,7 +183,7 @@ enum Fit {
 
 /// The rows of the largest useful batch within `budget`.
 fn largest_batch(ladder: Ladder<'_>, estimate: Estimate<'_>, budget: ByteSize) -> (Rows, Fit) {
-    let bounds = Bounds { rows: u64::MAX, knee: estimate.knee(), ceiling: None, bytes: budget };
+    let bounds = Bounds { rows: u64::MAX, knee: estimate.knee(), ceiling: None, room: Room::of(budget) };
     match form_batch(ladder, estimate, bounds) {
         Ok(size) if size.limited_by == LimitedBy::Bytes => (size.padded_rows, Fit::Short),
         Ok(size) => (size.padded_rows, Fit::Useful),

@@ -16,6 +16,7 @@ use super::cost::Estimate;
 use super::dispatch::size;
 use super::model::Model;
 use super::oom::{count, join, split_off};
+use super::policy::Room;
 use super::queue::{Class, Lead, Level, Parked, Requests};
 use super::{Packing, Part};
 use crate::units::{ClassId, FamilyId, Instant, ModelId, RequestId, Rows};
@@ -50,6 +51,8 @@ pub(super) struct View<'a> {
     pub(super) model: &'a Model,
     pub(super) requests: &'a Requests,
     pub(super) device: &'a Device,
+    /// The memory that the batch may have.
+    pub(super) room: Room,
 }
 
 /// A class that has rows.
@@ -127,7 +130,7 @@ impl View<'_> {
         for (id, class) in waiting(self.model, family) {
             let most = self.model.ladder().largest();
             // One that finds no room at all may still ride along with none but itself to blame; it is not looked at.
-            let Ok(found) = size(self.now, self.model, (id, u64::MAX), self.device.left()) else { continue };
+            let Ok(found) = size(self.now, self.model, (id, u64::MAX), self.room) else { continue };
             let seconds = found.duration?.as_secs_f64();
             let estimate = self.model.cost.estimate(id, class.units);
             let worth = estimate.best_per_row(found.rows)?;
@@ -209,7 +212,7 @@ impl View<'_> {
             let (id, _) = classes[at];
             if top.is_none_or(|top| at > top) {
                 let closed = self.device.closed_to(self.id, id);
-                let Ok(found) = size(self.now, self.model, (id, u64::MAX), self.device.left()) else { break };
+                let Ok(found) = size(self.now, self.model, (id, u64::MAX), self.room) else { break };
                 if closed || found.rows <= rows {
                     break;
                 }

@@ -2,6 +2,7 @@
 
 use super::LimitedBy;
 use super::cost::Estimate;
+use super::turns::staged;
 use crate::units::{ByteSize, Rows};
 use std::time::Duration;
 
@@ -53,8 +54,33 @@ pub(super) struct Bounds {
     pub(super) knee: Option<Rows>,
     /// Beyond this, memory ran out not long ago.
     pub(super) ceiling: Option<Rows>,
+    /// The memory that it may have.
+    pub(super) room: Room,
+}
+
+/// The memory that a batch may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Room {
     /// Bytes that are left.
     pub(super) bytes: ByteSize,
+    /// Run memory of the batches before it on its instance, which it takes over.
+    pub(super) taken_over: ByteSize,
+    /// Bytes for each element of its inputs that must be there beside its peak: for its own inputs while it waits behind
+    /// another batch, or for those of as large a batch that is to wait behind it.
+    pub(super) staged_unit: ByteSize,
+}
+
+impl Room {
+    /// So many bytes, which nobody is to share.
+    pub(super) fn of(bytes: ByteSize) -> Self {
+        Self { bytes, taken_over: ByteSize::ZERO, staged_unit: ByteSize::ZERO }
+    }
+
+    /// Whether it takes a batch of so many rows. If it does, it takes any smaller one.
+    fn takes(self, estimate: Estimate<'_>, rows: Rows) -> bool {
+        let run = estimate.bytes(rows).saturating_sub(self.taken_over);
+        run + staged(self.staged_unit, estimate.units, rows) <= self.bytes
+    }
 }
 
 /// The size of a batch and what it costs.
@@ -75,7 +101,7 @@ pub(super) struct Size {
 /// Not even the smallest batch fits the bytes that are left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NoRoom {
-    /// What the smallest batch needs.
+    /// What the run of the smallest batch needs.
     pub(super) needed: ByteSize,
 }
 
@@ -88,7 +114,7 @@ pub(super) fn form_batch(ladder: Ladder<'_>, estimate: Estimate<'_>, bounds: Bou
         }
     }
     let wanted = u64::from(cap).min(bounds.rows) as Rows;
-    let fits = largest_that_fits(ladder, estimate, ladder.padded(wanted), bounds.bytes)?;
+    let fits = largest_that_fits(ladder, estimate, ladder.padded(wanted), bounds.room)?;
     let rows = if fits < ladder.padded(wanted) {
         limited_by = LimitedBy::Bytes;
         fits
@@ -134,23 +160,22 @@ pub(super) fn largest_that_fits(
     ladder: Ladder<'_>,
     estimate: Estimate<'_>,
     cap: Rows,
-    left: ByteSize,
+    room: Room,
 ) -> Result<Rows, NoRoom> {
-    if estimate.bytes(cap) <= left {
+    if room.takes(estimate, cap) {
         return Ok(cap);
     }
-    let needed = estimate.bytes(ladder.smallest());
-    if needed > left {
-        return Err(NoRoom { needed });
+    if !room.takes(estimate, ladder.smallest()) {
+        return Err(NoRoom { needed: estimate.bytes(ladder.smallest()) });
     }
     if ladder.round_up {
-        let fitting = ladder.sizes.partition_point(|size| *size < cap && estimate.bytes(*size) <= left);
+        let fitting = ladder.sizes.partition_point(|size| *size < cap && room.takes(estimate, *size));
         return Ok(ladder.sizes[fitting - 1]);
     }
     let (mut fits, mut too_large) = (1, cap);
     while too_large - fits > 1 {
         let middle = fits + (too_large - fits) / 2;
-        if estimate.bytes(middle) <= left { fits = middle } else { too_large = middle }
+        if room.takes(estimate, middle) { fits = middle } else { too_large = middle }
     }
     Ok(fits)
 }
@@ -190,7 +215,7 @@ mod tests {
     }
 
     fn bounds(rows: u64, bytes: u64) -> Bounds {
-        Bounds { rows, knee: None, ceiling: None, bytes: ByteSize(bytes) }
+        Bounds { rows, knee: None, ceiling: None, room: Room::of(ByteSize(bytes)) }
     }
 
     #[test]
@@ -222,6 +247,32 @@ mod tests {
             let size = form_batch(ladder, cost.estimate(ClassId(0), 1), bounds).expect("fits");
             assert_eq!((size.rows, size.padded_rows, size.limited_by), expected, "{ladder:?} {bounds:?}");
             assert_eq!(size.bytes, ByteSize(u64::from(size.padded_rows)));
+        }
+    }
+
+    #[test]
+    fn a_batch_takes_run_memory_over_and_needs_room_for_what_is_staged() {
+        let cost = cost(&[(1, 10), (4, 13), (8, 17), (16, 25)]);
+        let estimate = cost.estimate(ClassId(0), 3);
+        for (bytes, taken_over, staged_unit, expected) in [
+            // A row takes one byte to run, and three for the inputs where an element takes one.
+            (8, 0, 0, Ok(8)),
+            (0, 8, 0, Ok(8)),
+            (4, 8, 0, Ok(12)),
+            (31, 0, 1, Ok(7)),
+            (32, 0, 1, Ok(8)),
+            (23, 8, 1, Ok(7)),
+            (24, 8, 1, Ok(8)),
+            (28, 8, 1, Ok(9)),
+            (24, 99, 1, Ok(8)),
+            (2, 99, 1, Err(NoRoom { needed: ByteSize(1) })),
+            (3, 0, 1, Err(NoRoom { needed: ByteSize(1) })),
+        ] {
+            let room =
+                Room { bytes: ByteSize(bytes), taken_over: ByteSize(taken_over), staged_unit: ByteSize(staged_unit) };
+            let ladder = Ladder { sizes: &SIZES, round_up: false };
+            let size = form_batch(ladder, estimate, Bounds { room, ..bounds(99, 0) });
+            assert_eq!(size.map(|size| size.rows), expected, "{room:?}");
         }
     }
 

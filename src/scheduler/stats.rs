@@ -35,7 +35,7 @@ pub struct ModelStats {
 pub struct DeviceStats {
     /// The device.
     pub device: DeviceId,
-    /// Bytes of the batches in flight.
+    /// Bytes that the batches in flight need.
     pub reserved: ByteSize,
     /// Bytes that runs may use; [`ByteSize::MAX`] as long as memory was not measured.
     pub budget: ByteSize,
@@ -114,6 +114,7 @@ mod tests {
             ladder: vec![1, 2, 4, 8, 16],
             round_up: false,
             pipeline: 1,
+            staged_unit: None,
             max_queue_delay: Duration::ZERO,
             max_gather_delay: Duration::ZERO,
             max_queue_rows: 1000,

@@ -122,6 +122,7 @@ impl Replica {
             ladder: machine.ladder(),
             round_up: false,
             pipeline: 1,
+            staged_unit: None,
             max_queue_delay: Duration::ZERO,
             max_gather_delay: Duration::ZERO,
             max_queue_rows: setting.max_queue_rows,

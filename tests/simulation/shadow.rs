@@ -1,5 +1,6 @@
 //! What must always hold, kept as a second set of books that only knows inputs and actions.
 
+use super::memory::{Held, Memory};
 use concertina::scheduler::{
     Action, Dispatch, LimitedBy, MemorySample, ModelPlan, Outcome, Packing, Part, Rejection, RequestMeta, Scheduler,
 };
@@ -89,6 +90,8 @@ pub(crate) struct Shadow {
     models: BTreeMap<ModelId, Model>,
     pub(crate) live: BTreeMap<RequestId, Live>,
     pub(crate) flights: BTreeMap<BatchId, (Dispatch, ClassId, DeviceId)>,
+    /// What they were promised.
+    promised: Memory,
     samples: BTreeMap<DeviceId, MemorySample>,
     pub(crate) draining: bool,
     /// Requests that make their batch fail.
@@ -166,6 +169,7 @@ impl Shadow {
 
     pub(crate) fn completed(&mut self, now: Instant, batch: BatchId, outcome: Outcome) {
         let (dispatch, ..) = self.flights.remove(&batch).expect("only batches in flight end");
+        self.promised.release(batch);
         let model = self.models.get_mut(&dispatch.model).expect("known");
         if model.loaded {
             model.rows_in_flight -= u64::from(dispatch.rows);
@@ -252,11 +256,15 @@ impl Shadow {
         let model = self.models.get_mut(&dispatch.model).expect("known");
         model.rows_in_flight += u64::from(dispatch.rows);
         let device = model.plan.device;
-        let reserved = self.reserved(device) + dispatch.bytes;
+        let units = u64::from(dispatch.class.0) + 1;
+        let staged = model.plan.staged_unit.map(|unit| unit.0 * units * u64::from(dispatch.padded_rows));
+        let before = self.reserved(device);
+        let held = Held { batch: dispatch.batch, peak: dispatch.bytes.0, staged };
+        self.promised.hold(device, dispatch.instance, held);
+        let reserved = self.reserved(device);
         let budget = self.samples.get(&device).map_or(ByteSize::MAX, |sample| sample.budget);
-        // A batch of which nothing is known reserves nothing, also when a neighbour has just taken what others had reserved.
-        let nothing = dispatch.bytes == ByteSize::ZERO;
-        assert!(nothing || reserved <= budget, "{reserved} reserved of {budget}");
+        // A batch that needs nothing more is fine, also when a neighbour has just taken what others had reserved.
+        assert!(reserved <= budget.max(before), "{reserved} reserved of {budget}, {before} before");
         *self.limits.entry(format!("{:?}", dispatch.limited_by)).or_default() += 1;
         assert!(self.flights.insert(dispatch.batch, (dispatch.clone(), class, device)).is_none());
     }
@@ -370,8 +378,7 @@ impl Shadow {
     }
 
     fn reserved(&self, device: DeviceId) -> ByteSize {
-        let on_device = self.flights.values().filter(|(.., on)| *on == device);
-        on_device.fold(ByteSize::ZERO, |sum, (dispatch, ..)| sum + dispatch.bytes)
+        ByteSize(self.promised.promised(device))
     }
 
     /// What holds whenever the scheduler has nothing more to do.

@@ -1,5 +1,6 @@
 //! Clients, devices and neighbours, all of them made up, and virtual time.
 
+use super::memory::{Held, Memory as Taken};
 use super::random::Random;
 use super::shadow::Shadow;
 use concertina::scheduler::{
@@ -78,20 +79,15 @@ enum Event {
     Drain,
 }
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default)]
 struct RealDevice {
     total: u64,
     neighbour: u64,
-    used: BTreeMap<BatchId, u64>,
 }
 
 impl RealDevice {
-    fn ours(&self) -> u64 {
+    fn ours(self) -> u64 {
         self.total.saturating_sub(self.neighbour)
-    }
-
-    fn free(&self) -> u64 {
-        self.ours().saturating_sub(self.used.values().sum())
     }
 }
 
@@ -105,6 +101,8 @@ pub(crate) struct World {
     events: u64,
     plans: Vec<ModelPlan>,
     devices: BTreeMap<DeviceId, RealDevice>,
+    /// What batches really take.
+    taken: Taken,
     busy_until: BTreeMap<InstanceId, Instant>,
     arrivals: u64,
     instances: u32,
@@ -123,6 +121,7 @@ impl World {
             events: 0,
             plans: Vec::new(),
             devices: BTreeMap::new(),
+            taken: Taken::default(),
             busy_until: BTreeMap::new(),
             arrivals: 0,
             instances: 0,
@@ -262,7 +261,8 @@ impl World {
             device,
             instances: (self.instances - instances..self.instances).map(InstanceId).collect(),
             round_up: self.random.percent(50),
-            pipeline: self.random.between(1, 2) as u32,
+            pipeline: self.random.between(1, 3) as u32,
+            staged_unit: self.random.pick(&[None, None, Some(0), Some(3), Some(12), Some(60)]).map(ByteSize),
             max_queue_delay: self.random.pick(&[Duration::ZERO, Duration::ZERO, Duration::from_millis(3)]),
             max_gather_delay: Duration::from_millis(2 * u64::from(self.instances % 2)),
             max_queue_rows: self.random.pick(&[8, 100, 2000]),
@@ -335,9 +335,7 @@ impl World {
     }
 
     fn end(&mut self, batch: BatchId, outcome: Outcome) {
-        for device in self.devices.values_mut() {
-            device.used.remove(&batch);
-        }
+        self.taken.release(batch);
         self.shadow.completed(self.now, batch, outcome);
         self.scheduler.handle(self.now, Input::Complete(batch, outcome));
     }
@@ -358,26 +356,38 @@ impl World {
     fn dispatch(&mut self, dispatch: &Dispatch) {
         let (_, class, device) = self.shadow.flights[&dispatch.batch];
         let class = u64::from(class.0);
-        let real = self.devices.get_mut(&device).expect("known");
+        let ours = self.devices[&device].ours();
         let exact = true_bytes(class, dispatch.padded_rows);
-        let bytes = match self.scenario.memory {
+        let is_honest = self.scenario.memory == Memory::Honest;
+        let before = self.taken.needed(device);
+        let peak = match self.scenario.memory {
             Memory::Treacherous => exact * self.random.between(80, 140) / 100,
+            // What is not predicted to fit may be tried with all that there is: it takes no more than that.
+            Memory::Honest if before == 0 => exact.min(dispatch.bytes.0),
             Memory::Plenty | Memory::Honest => exact,
         };
-        let denied = self.scenario.memory == Memory::Treacherous && bytes > real.free();
+        let unit = self.plans.iter().find(|plan| plan.model == dispatch.model).and_then(|plan| plan.staged_unit);
+        let staged = unit.map(|unit| unit.0 * (class + 1) * u64::from(dispatch.padded_rows));
+        let mut taken = self.taken.clone();
+        taken.hold(device, dispatch.instance, Held { batch: dispatch.batch, peak, staged });
+        let needed = taken.needed(device);
+        let denied = self.scenario.memory == Memory::Treacherous && needed > ours;
+        // What is held already may be too much since a neighbour has come.
+        let fits = needed <= ours.max(before) || !is_honest;
+        assert!(fits, "{needed} bytes are needed of {ours}, {before} before {dispatch:?}");
         let fails = dispatch.parts.iter().any(|part| self.shadow.guilty.contains(&part.request));
         let mut duration = true_duration(class, dispatch.padded_rows) * self.random.between(80, 130) as u32 / 100;
         if self.random.percent(1) {
             duration *= 10;
         }
-        let outcome = if denied {
-            Outcome::OutOfMemory { bytes: ByteSize(real.free()) }
-        } else if fails {
-            Outcome::Failed
-        } else {
-            real.used.insert(dispatch.batch, bytes);
-            Outcome::Done { duration, bytes: ByteSize(bytes) }
+        let outcome = match (denied, fails) {
+            (true, _) => Outcome::OutOfMemory { bytes: ByteSize(ours.saturating_sub(before)) },
+            (false, true) => Outcome::Failed,
+            (false, false) => Outcome::Done { duration, bytes: ByteSize(if is_honest { exact } else { peak }) },
         };
+        if !denied {
+            self.taken = taken;
+        }
         let begin = self.busy_until.get(&dispatch.instance).copied().unwrap_or_default().max(self.now);
         self.busy_until.insert(dispatch.instance, begin + duration);
         self.at((begin + duration).since(self.now), Event::End(dispatch.batch, outcome));

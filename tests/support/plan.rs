@@ -20,6 +20,7 @@ pub(crate) fn plan(model: u32) -> ModelPlan {
         ladder: vec![1, 2, 4, 8],
         round_up: false,
         pipeline: 1,
+        staged_unit: None,
         max_queue_delay: Duration::ZERO,
         max_gather_delay: Duration::ZERO,
         max_queue_rows: 100,
