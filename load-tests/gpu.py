@@ -138,6 +138,8 @@ class Bench:
     def tests(self):
         os.environ["CONCERTINA_ONNXRUNTIME"] = self.options.library
         os.environ["CONCERTINA_DEVICE_MODELS"] = str(self.models)
+        # cargo says so to the tests that it runs itself.
+        os.environ["ORT_DISABLE_TELEMETRY"] = "1"
         text = self.run("device", [self.bin("device"), "--nocapture", "--test-threads", "1"], 240)
         for line in text.splitlines():
             if "NUMBER" in line:
