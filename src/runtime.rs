@@ -6,6 +6,7 @@ mod bound;
 pub mod calibrate;
 pub mod cuda;
 pub mod element;
+pub mod external;
 mod flight;
 pub mod graphs;
 mod inputs;

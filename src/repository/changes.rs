@@ -14,8 +14,16 @@ pub(super) type Key = (String, u64);
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Print {
     settings: Settings,
-    /// Path, device and inode, length, and time of the last change of every file beside the model's.
-    files: Vec<(PathBuf, [u64; 2], u64, [i64; 2])>,
+    /// Every file beside the model's.
+    files: Vec<Stamp>,
+}
+
+/// A file as it is now: its path, device and inode, length, and the time of its last change.
+pub(super) type Stamp = (PathBuf, [u64; 2], u64, [i64; 2]);
+
+/// The stamp of a file that these are the data of.
+pub(super) fn stamp(path: PathBuf, data: &fs::Metadata) -> Stamp {
+    (path, [data.dev(), data.ino()], data.len(), [data.mtime(), data.mtime_nsec()])
 }
 
 /// The print of a candidate as its files are now.
@@ -25,7 +33,7 @@ pub(super) fn print(candidate: &Candidate) -> Print {
         .chain(crate::text::files(&candidate.file))
         .filter_map(|path| {
             let data = fs::metadata(&path).ok().filter(fs::Metadata::is_file)?;
-            Some((path, [data.dev(), data.ino()], data.len(), [data.mtime(), data.mtime_nsec()]))
+            Some(stamp(path, &data))
         })
         .collect();
     files.sort();

@@ -6,12 +6,13 @@ use crate::memory::{Backing, CUDA_ALIGNMENT, Device, DeviceOptions, HOST_ALIGNME
 use crate::model::Settings;
 use crate::model::settings::Place;
 use crate::repository::Candidate;
-use crate::runtime::{CudaOptions, Weights, cuda};
+use crate::repository::changes::{Stamp, stamp};
+use crate::runtime::{CudaOptions, Weights, cuda, external};
 use crate::units::{ByteSize, DeviceId};
 use std::collections::HashMap;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::SystemTime;
 
 /// Each device once.
 #[derive(Clone, Debug)]
@@ -24,14 +25,19 @@ pub struct Devices {
     weights: Uploaded,
 }
 
-/// The weights that are on a device, by file.
+/// The weights that are on a device, by what they were read from.
 type Uploaded = Arc<Mutex<HashMap<Key, Weak<Weights>>>>;
-/// A file as it is now, on a device: one that was replaced has other weights.
-type Key = (PathBuf, DeviceId, u64, Option<SystemTime>);
+/// A device, and a model's files as they are now: one of them that was replaced has other weights.
+type Key = (DeviceId, Vec<(Stamp, [i64; 2])>);
 
+/// Copies that keep the times of what they were made of may differ in no more than when the kernel saw them change.
 fn key(device: &Device, file: &Path) -> Result<Key, String> {
-    let now = std::fs::metadata(file).map_err(|error| error.to_string())?;
-    Ok((file.to_owned(), device.id(), now.len(), now.modified().ok()))
+    let files = std::iter::once(file.to_owned()).chain(external::files(file));
+    let stamp = |path: PathBuf| {
+        let data = std::fs::metadata(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        Ok((stamp(path, &data), [data.ctime(), data.ctime_nsec()]))
+    };
+    Ok((device.id(), files.map(stamp).collect::<Result<_, String>>()?))
 }
 
 impl Devices {
@@ -198,5 +204,36 @@ mod tests {
         assert_eq!(at(&Devices::host_only(host()), None), Ok(0));
         assert!(at(&Devices::host_only(host()), Some(Place::Cuda(0))).is_err());
         assert_eq!(two.all().iter().map(|device| device.id().0).collect::<Vec<_>>(), [0, 1, 3]);
+    }
+    #[test]
+    fn weights_are_shared_until_one_of_the_models_files_is_another_one() {
+        let (folder, device) = (tempfile::tempdir().unwrap(), host());
+        let at = |name: &str| folder.path().join(name);
+        let model = external::naming(&["model.onnx.data", "more/w.bin"]);
+        std::fs::create_dir(at("more")).unwrap();
+        std::fs::write(at("model.onnx"), &model).unwrap();
+        for name in ["model.onnx.data", "more/w.bin"] {
+            std::fs::write(at(name), [1; 64]).unwrap();
+        }
+        let now = || key(&device, &at("model.onnx")).unwrap();
+        let mut seen = now();
+        assert_eq!(now(), seen);
+        std::fs::write(at("tokenizer.json"), "{}").unwrap();
+        assert_eq!(now(), seen, "it is no file of weights");
+        // As long as before and as old as before, in the old one's place.
+        let replace = |name: &str, bytes: &[u8]| {
+            let modified = std::fs::metadata(at(name)).unwrap().modified().unwrap();
+            std::fs::write(at("new"), bytes).unwrap();
+            std::fs::File::options().write(true).open(at("new")).unwrap().set_modified(modified).unwrap();
+            std::fs::rename(at("new"), at(name)).unwrap();
+        };
+        for (name, bytes) in [("model.onnx.data", &[2; 64][..]), ("more/w.bin", &[2; 64]), ("model.onnx", &model)] {
+            replace(name, bytes);
+            assert_ne!(now(), seen, "{name}");
+            seen = now();
+        }
+        std::fs::remove_file(at("more/w.bin")).unwrap();
+        let fault = key(&device, &at("model.onnx")).unwrap_err();
+        assert!(fault.contains("more/w.bin"), "{fault}");
     }
 }

@@ -188,9 +188,9 @@ fn datatype(number: u64) -> Option<DataType> {
 }
 
 /// The fields of a message, as far as they make sense.
-struct Fields<'a>(&'a [u8]);
+pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 
-struct Field<'a> {
+pub(super) struct Field<'a> {
     number: u64,
     value: Value<'a>,
 }
@@ -202,7 +202,7 @@ enum Value<'a> {
 }
 
 impl<'a> Field<'a> {
-    fn bytes(&self, number: u64) -> Option<&'a [u8]> {
+    pub(super) fn bytes(&self, number: u64) -> Option<&'a [u8]> {
         match self.value {
             Value::Bytes(bytes) if self.number == number => Some(bytes),
             _ => None,
