@@ -3,6 +3,8 @@
 
 #[path = "repository/import.rs"]
 mod import;
+#[path = "repository/manager.rs"]
+mod manager;
 mod support;
 
 use arc_swap::ArcSwap;

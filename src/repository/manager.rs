@@ -71,6 +71,11 @@ impl Known {
     fn serves(&self) -> bool {
         matches!(self.state, ModelState::Ready(_))
     }
+
+    /// Whether the server is not ready because of it.
+    fn is_missed(&self) -> bool {
+        matches!(self.state, ModelState::Unhealthy { .. } | ModelState::Unavailable { failed: true, .. })
+    }
 }
 
 impl Manager {
@@ -181,6 +186,7 @@ impl Manager {
 
     async fn load(&mut self, candidate: Candidate, print: Print, reloads: u32) -> Result<(), String> {
         let key = key(&candidate);
+        let missed = self.starting || self.known.get(&key).is_some_and(Known::is_missed);
         if !self.known.get(&key).is_some_and(Known::serves) {
             let spec = self.known.remove(&key).and_then(|known| known.spec);
             let known =
@@ -205,7 +211,7 @@ impl Manager {
             Err(reason) => match old_state {
                 Some(serving @ ModelState::Ready(_)) => (serving, old_spec.clone(), Err(reason)),
                 _ => {
-                    let failed = self.starting || old_spec.is_some();
+                    let failed = missed || old_spec.is_some();
                     (ModelState::Unavailable { reason: reason.clone(), failed }, None, Err(reason))
                 }
             },
