@@ -14,6 +14,7 @@ pub mod manager;
 pub mod measure;
 mod published;
 mod recall;
+mod reloads;
 mod room;
 pub mod store;
 mod texts;

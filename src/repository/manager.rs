@@ -8,6 +8,7 @@ use super::changes::{Change, Key, Old, Print, Seen, changes, key};
 use super::control::{Controller, Refused};
 use super::load::Loader;
 use super::published::{for_clients, table};
+use super::reloads::Reloads;
 use super::{Candidate, Fault, Sent, scan_with};
 use crate::batcher::{Control, Event, ModelLoad};
 use crate::config::Config;
@@ -23,8 +24,6 @@ use tokio::time::MissedTickBehavior;
 
 /// A line is written this often while a model loads.
 const PROGRESS: Duration = Duration::from_secs(2);
-/// A model that loses its instances again and again is given up after this many loads.
-const MAX_RELOADS: u32 = 3;
 /// How often it is asked whether requests still use a version that was replaced.
 const STILL_USED: Duration = Duration::from_millis(20);
 
@@ -64,7 +63,7 @@ struct Known {
     /// What the batcher has of it. Table and requests hold the same one and nobody else does, so that its count tells whether
     /// it is in use.
     spec: Option<Arc<ModelSpec>>,
-    reloads: u32,
+    reloads: Reloads,
 }
 
 impl Known {
@@ -115,13 +114,16 @@ impl Manager {
         let mut poll = tokio::time::interval(every.max(Duration::from_millis(1)));
         poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
+            let due = self.known.values().filter_map(|known| known.reloads.due()).min();
+            let due = due.map(|due| self.loader.clock.to_tokio(due));
             tokio::select! {
                 event = events.recv() => match event {
-                    Some(event) => self.replace(event).await,
+                    Some(event) => self.note(event),
                     None => return,
                 },
                 Some(command) = self.commands.recv() => self.command(command).await,
                 _ = poll.tick(), if !every.is_zero() => self.poll().await,
+                () = reached(due) => self.reload().await,
             }
         }
     }
@@ -142,7 +144,13 @@ impl Manager {
         };
         for candidate in &self.seen.scan.candidates {
             let print = self.seen.prints[&key(candidate)].clone();
-            let known = Known { candidate: candidate.clone(), print, state: state.clone(), spec: None, reloads: 0 };
+            let known = Known {
+                candidate: candidate.clone(),
+                print,
+                state: state.clone(),
+                spec: None,
+                reloads: Reloads::default(),
+            };
             self.known.insert(key(candidate), known);
         }
         self.publish();
@@ -173,7 +181,7 @@ impl Manager {
         for candidate in &wanted {
             let print = self.seen.prints[&key(candidate)].clone();
             if all || self.known.get(&key(candidate)).is_none_or(|known| known.print != print) {
-                let result = self.load(candidate.clone(), print, 0).await;
+                let result = self.load(candidate.clone(), print, None).await;
                 faults.extend(result.err().map(|reason| format!("version {}: {reason}", candidate.version)));
             }
         }
@@ -184,8 +192,9 @@ impl Manager {
         if faults.is_empty() { Ok(()) } else { Err(faults.join("; ")) }
     }
 
-    async fn load(&mut self, candidate: Candidate, print: Print, reloads: u32) -> Result<(), String> {
-        let key = key(&candidate);
+    /// Loads a version; `lost` has the reloads of one that has lost instances.
+    async fn load(&mut self, candidate: Candidate, print: Print, lost: Option<Reloads>) -> Result<(), String> {
+        let (key, mut reloads) = (key(&candidate), lost.unwrap_or_default());
         let missed = self.starting || self.known.get(&key).is_some_and(Known::is_missed);
         if !self.known.get(&key).is_some_and(Known::serves) {
             let spec = self.known.remove(&key).and_then(|known| known.spec);
@@ -216,6 +225,9 @@ impl Manager {
                 }
             },
         };
+        if lost.is_some() {
+            reloads.end(self.loader.clock.now(), result.is_ok());
+        }
         let replaced = old_spec.filter(|old| spec.as_ref().is_none_or(|spec| spec.id != old.id));
         self.known.insert(key, Known { candidate, print, state, spec, reloads });
         self.publish();
@@ -334,6 +346,7 @@ impl Manager {
         let mut gone = Vec::new();
         for (_, known) in self.known.iter_mut().filter(|((name, _), _)| name == model) {
             gone.extend(known.spec.take());
+            known.reloads = Reloads::default();
             known.state = ModelState::Unavailable { reason: "unloaded".to_owned(), failed: false };
         }
         self.publish();
@@ -370,35 +383,48 @@ impl Manager {
         }
     }
 
-    /// Loads a model anew that has lost an instance. Until that is done its other instances serve; without any it is unhealthy.
-    async fn replace(&mut self, lost: Event) {
+    /// Notes that a model has lost an instance. Its other instances serve until it is loaded anew; without any it is unhealthy.
+    fn note(&mut self, lost: Event) {
         let Event::InstanceLost { model, reason, remaining, .. } = lost;
+        let now = self.loader.clock.now();
         let Some(known) = self.by_id(model) else { return };
-        let (candidate, print, reloads) = (known.candidate.clone(), known.print.clone(), known.reloads);
-        let (name, version) = (candidate.name.clone(), candidate.version);
+        let seconds = known.reloads.lost(now).since(now).as_secs();
+        let Candidate { name, version, .. } = &known.candidate;
+        tracing::warn!(
+            model = name,
+            version,
+            remaining,
+            seconds,
+            "an instance is lost: the model is to be loaded again"
+        );
         if remaining == 0 {
-            known.state = ModelState::Unhealthy { reason: reason.clone() };
+            known.state = ModelState::Unhealthy { reason };
             self.publish();
         }
-        if reloads < MAX_RELOADS {
-            tracing::warn!(model = name, version, "loading the model again");
+    }
+
+    /// Loads again what has lost instances, as far as it is due.
+    async fn reload(&mut self) {
+        let now = self.loader.clock.now();
+        let due = self.known.values().filter(|known| known.reloads.due().is_some_and(|due| due <= now));
+        let due: Vec<_> = due.map(|known| (known.candidate.clone(), known.print.clone(), known.reloads)).collect();
+        for (candidate, print, mut reloads) in due {
+            tracing::warn!(model = candidate.name, version = candidate.version, "loading the model again");
+            reloads.begin();
             // A fault is in the log and in the table.
-            let _ = self.load(candidate, print, reloads + 1).await;
-        } else if remaining == 0 {
-            let reason = format!("given up after {reloads} reloads: {reason}");
-            tracing::error!(model = name, version, reason, "a model cannot be served");
-            let spec = self.by_id(model).and_then(|known| {
-                known.state = ModelState::Unavailable { reason, failed: true };
-                known.spec.take()
-            });
-            self.publish();
-            spec.into_iter().for_each(|spec| self.retire(spec));
-        } else {
-            tracing::error!(model = name, version, remaining, "given up replacing lost instances");
+            let _ = self.load(candidate, print, Some(reloads)).await;
         }
     }
 
     fn by_id(&mut self, model: ModelId) -> Option<&mut Known> {
         self.known.values_mut().find(|known| known.spec.as_ref().is_some_and(|spec| spec.id == model))
+    }
+}
+
+/// Waits for this time, or for ever.
+async fn reached(time: Option<tokio::time::Instant>) {
+    match time {
+        Some(time) => tokio::time::sleep_until(time).await,
+        None => std::future::pending().await,
     }
 }

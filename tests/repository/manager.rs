@@ -115,3 +115,21 @@ async fn a_model_that_fails_once_more_still_keeps_the_server_from_being_ready() 
     assert_eq!((loaded.0.as_str(), answer), ("m", Ok(())));
     assert_eq!(world.not_ready(), None);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_model_that_lost_its_instances_is_loaded_again_until_that_works() {
+    let mut world = World::start(&[("m/model.onnx", "affine")], |_| {});
+    let (_, _, first) = world.loaded().await;
+    world.until(|table| is_over(table) && table.ready().count() == 1).await;
+    world.put("m/model.onnx", "for a while there is none");
+    let lost = |model| Event::InstanceLost { model, instance: InstanceId(0), reason: "gone".to_owned(), remaining: 0 };
+    world.lost.send(lost(first)).await.unwrap();
+    world.until(|table| table.index().any(|entry| entry.state == "UNAVAILABLE" && entry.reason != "gone")).await;
+    assert!(world.not_ready().is_some());
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert!(world.not_ready().is_some(), "several times later it is still missed");
+    world.put("m/model.onnx", "affine");
+    let (_, _, second) = world.loaded().await;
+    assert_ne!(first, second);
+    world.until(|table| table.not_ready_reason().is_none()).await;
+}
