@@ -361,8 +361,9 @@ impl Manager {
             tracing::error!(%fault, "a model cannot be served");
         }
         if !self.config.models.load_at_start {
-            let new = now.prints.keys().filter(|key| !self.known.contains_key(*key));
-            self.held.extend(new.map(|(name, _)| name.clone()));
+            // What was loaded on request is followed, new versions of it as well.
+            let known: BTreeSet<&String> = self.known.keys().map(|(name, _)| name).collect();
+            self.held.extend(now.prints.keys().map(|(name, _)| name).filter(|name| !known.contains(name)).cloned());
         }
         let old = |known: &Known| Old { print: known.print.clone(), serves: known.serves() };
         let known = self.known.iter().map(|(key, known)| (key.clone(), old(known))).collect();

@@ -133,3 +133,23 @@ async fn a_model_that_lost_its_instances_is_loaded_again_until_that_works() {
     assert_ne!(first, second);
     world.until(|table| table.not_ready_reason().is_none()).await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_was_loaded_on_request_is_followed_and_what_is_new_waits_for_a_request() {
+    let change = |config: &mut Config| {
+        (config.models.load_at_start, config.models.poll_interval) = (false, Duration::from_secs(1));
+    };
+    let mut world = World::start(&[("m/1/model.onnx", "affine"), ("n/1/model.onnx", "affine")], change);
+    world.until(is_over).await;
+    let controller = world.controller.clone();
+    let (loaded, answer) = tokio::join!(world.loaded(), controller.load("m", []));
+    assert_eq!(((loaded.0.as_str(), loaded.1), answer), (("m", 1), Ok(())));
+    // A model that nobody has asked for goes before it by its name.
+    world.put("a/1/model.onnx", "affine");
+    for version in [2, 3] {
+        world.put(&format!("m/{version}/model.onnx"), "affine");
+        let loaded = world.loaded().await;
+        assert_eq!((loaded.0.as_str(), loaded.1), ("m", version));
+    }
+    assert_eq!(world.models.load().ready().map(|spec| spec.name.as_str()).collect::<Vec<_>>(), ["m"]);
+}
