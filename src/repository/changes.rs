@@ -2,10 +2,11 @@
 
 use super::{Candidate, Scan};
 use crate::model::Settings;
+use crate::runtime::external;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// A model's name and one of its versions.
 pub(super) type Key = (String, u64);
@@ -14,7 +15,7 @@ pub(super) type Key = (String, u64);
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Print {
     settings: Settings,
-    /// Every file beside the model's.
+    /// The ONNX file, those that it names, and those that say how texts are treated.
     files: Vec<Stamp>,
 }
 
@@ -28,9 +29,10 @@ pub(super) fn stamp(path: PathBuf, data: &fs::Metadata) -> Stamp {
 
 /// The print of a candidate as its files are now.
 pub(super) fn print(candidate: &Candidate) -> Print {
-    let mut files: Vec<_> = beside(&candidate.file)
-        .into_iter()
-        .chain(crate::text::files(&candidate.file))
+    let file = &candidate.file;
+    let mut files: Vec<_> = std::iter::once(file.clone())
+        .chain(external::files(file))
+        .chain(crate::text::files(file))
         .filter_map(|path| {
             let data = fs::metadata(&path).ok().filter(fs::Metadata::is_file)?;
             Some(stamp(path, &data))
@@ -39,17 +41,6 @@ pub(super) fn print(candidate: &Candidate) -> Print {
     files.sort();
     files.dedup();
     Print { settings: candidate.settings.clone(), files }
-}
-
-/// The files that a model may consist of: all of its own folder, or those whose names begin with that of a single file.
-fn beside(file: &Path) -> Vec<PathBuf> {
-    let own_folder = file.file_name().is_some_and(|name| name == super::layout::MODEL);
-    let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let belongs =
-        |path: &PathBuf| own_folder || path.file_name().is_some_and(|other| other.to_string_lossy().starts_with(&name));
-    let entries = file.parent().and_then(|folder| fs::read_dir(folder).ok());
-    let paths = entries.into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
-    paths.filter(belongs).collect()
 }
 
 /// A look at the repository.
@@ -168,6 +159,28 @@ mod tests {
         for model in [None, Some("a".to_owned())] {
             now.scan.faults = vec![Fault { model, version: None, path: "x".into(), message: "unreadable".to_owned() }];
             assert_eq!(found(&known, &now, &now), []);
+        }
+    }
+
+    #[test]
+    fn a_model_is_another_one_when_a_file_that_belongs_to_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        // A version's folder, and a model that is one file among others.
+        for file in ["m/1/model.onnx", "flat.onnx"] {
+            let path = folder.path().join(file);
+            let beside = path.parent().unwrap().to_owned();
+            fs::create_dir_all(&beside).unwrap();
+            fs::write(&path, external::naming(&["weights.bin"])).unwrap();
+            let candidate = Candidate { name: "m".to_owned(), version: 1, file: path, settings: Settings::default() };
+            let mut seen = print(&candidate);
+            for (name, belongs) in [("weights.bin", true), ("other.bin", false), ("tokenizer.json", true)] {
+                for text in ["a", "longer"] {
+                    fs::write(beside.join(name), text).unwrap();
+                    let now = print(&candidate);
+                    assert_eq!(now != seen, belongs, "{file}: {name}");
+                    seen = now;
+                }
+            }
         }
     }
 }

@@ -205,6 +205,7 @@ mod tests {
         assert!(at(&Devices::host_only(host()), Some(Place::Cuda(0))).is_err());
         assert_eq!(two.all().iter().map(|device| device.id().0).collect::<Vec<_>>(), [0, 1, 3]);
     }
+
     #[test]
     fn weights_are_shared_until_one_of_the_models_files_is_another_one() {
         let (folder, device) = (tempfile::tempdir().unwrap(), host());

@@ -4,6 +4,7 @@
 use super::layout::MODEL;
 use crate::model::text::Ends;
 use crate::model::{Derived, Dim, Graph, Settings, TextModel, check_name};
+use crate::runtime::external;
 use crate::text::{Folder, Tokenizer};
 use std::fmt::Write as _;
 use std::fs;
@@ -28,7 +29,7 @@ pub struct Import {
     pub name: String,
     /// Its ONNX file.
     pub model: PathBuf,
-    /// Files of weights that lie beside that and begin with its name.
+    /// The files of weights that it names: where they lie, from its own folder.
     pub weights: Vec<PathBuf>,
     /// What else belongs to it: where it lies, and where below the model's folder it goes.
     pub beside: Vec<(PathBuf, PathBuf)>,
@@ -74,7 +75,10 @@ impl Import {
         // Those of the folder go over those beside an ONNX file in a folder of its own.
         let find = |name: &str| [folder, near].into_iter().map(|place| place.join(name)).find(|path| path.is_file());
         let beside = BESIDE.into_iter().filter_map(|name| Some((find(name)?, PathBuf::from(name)))).collect();
-        Ok(Self { weights: weights(&model), name, model, beside })
+        let named = |fault: String| format!("{}: {fault}", model.display());
+        let weights = external::names(&model).map_err(|error| named(format!("cannot be read: {error}")))?;
+        let weights = weights.into_iter().map(|name| external::open(&model, &name).map(|_| PathBuf::from(name)));
+        Ok(Self { weights: weights.collect::<Result<_, String>>().map_err(named)?, name, model, beside })
     }
 
     /// What model.toml is to say of a graph.
@@ -141,11 +145,10 @@ impl Import {
         let version = part.join("1");
         fs::create_dir_all(&version)?;
         fs::copy(&self.model, version.join(MODEL))?;
-        for weights in &self.weights {
-            fs::copy(weights, version.join(weights.file_name().unwrap_or_default()))?;
-        }
-        for (from, to) in &self.beside {
-            let to = part.join(to);
+        let near = self.model.parent().unwrap_or(Path::new(""));
+        let weights = self.weights.iter().map(|name| (near.join(name), version.join(name)));
+        let beside = self.beside.iter().map(|(from, to)| (from.clone(), part.join(to)));
+        for (from, to) in weights.chain(beside) {
             fs::create_dir_all(to.parent().unwrap_or(part))?;
             fs::copy(from, to)?;
         }
@@ -203,21 +206,6 @@ fn padding(text: &TextModel, graph: &Graph, written: &mut Written) {
 /// A key or a text of TOML.
 fn quoted(text: &str) -> String {
     toml::Value::from(text).to_string()
-}
-
-/// What begins with the name of an ONNX file: weights that were too many for it.
-fn weights(model: &Path) -> Vec<PathBuf> {
-    let name = model.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let entries = model.parent().and_then(|folder| fs::read_dir(folder).ok());
-    let paths = entries.into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
-    let belongs = |path: &PathBuf| {
-        path != model
-            && path.is_file()
-            && path.file_name().is_some_and(|other| other.to_string_lossy().starts_with(&name))
-    };
-    let mut found: Vec<PathBuf> = paths.filter(belongs).collect();
-    found.sort();
-    found
 }
 
 /// The ONNX files of a folder and of its folder `onnx`, for people.

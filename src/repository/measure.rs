@@ -3,6 +3,7 @@
 use super::Candidate;
 use super::layouts::{Contest, Layout, best, rate};
 use super::load::Loader;
+use super::room::on_disk;
 use crate::model::ModelSpec;
 use crate::model::derive::derive;
 use crate::model::settings::BatchAxis;
@@ -10,12 +11,12 @@ use crate::runtime::Session;
 use crate::runtime::calibrate::{self, Calibration, CalibrationError};
 use crate::runtime::lengths::{self, Length};
 use crate::runtime::padding::{self, Confirmed};
-use crate::units::{Instant, Rows};
+use crate::units::{ByteSize, Instant, Rows};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
-/// A file larger than this is not loaded several times just to find out whether that pays.
-const MAX_FILE_TO_TRY_INSTANCES: u64 = 1 << 30;
+/// A model larger than this is not loaded several times just to find out whether that pays.
+const MOST_TO_TRY_INSTANCES: ByteSize = ByteSize(1 << 30);
 /// One round of a contest between two layouts takes about so long for each, or one run.
 const ROUND: Duration = Duration::from_millis(50);
 /// The most runs in a round.
@@ -46,7 +47,7 @@ impl Loader {
     pub fn measure(&self, candidate: &Candidate) -> Result<Measured, String> {
         let layouts = self.layouts(candidate)?;
         let mut fewer = self.measure_first(candidate, layouts[0])?;
-        let small = std::fs::metadata(&candidate.file).is_ok_and(|file| file.len() <= MAX_FILE_TO_TRY_INSTANCES);
+        let small = on_disk(&candidate.file) <= MOST_TO_TRY_INSTANCES;
         // Contests may take as long as one calibration, all of them together.
         let mut left = candidate.settings.warmup.seconds;
         for &layout in layouts[1..].iter().filter(|_| small) {

@@ -1,9 +1,10 @@
 //! Whether a model can be loaded at all, asked before anything of it is read.
 
 use crate::memory::{Device, LedgerStats};
+use crate::runtime::external;
 use crate::units::ByteSize;
-use std::fs;
 use std::path::Path;
+use std::{fs, io};
 
 /// A model's file is parsed on the heap of the host while the weights are copied out of it and rearranged: at the highest, so
 /// many times its size is in memory. Measured with one of 86 MiB: 1.8 times.
@@ -14,9 +15,9 @@ const PARSED: u64 = 2;
 /// where it is needed, and what arenas hold then does not count, since most of loading is done on the heap.
 ///
 /// # Errors
-/// The numbers.
+/// The numbers, or which of its files cannot be opened.
 pub(super) fn check(file: &Path, device: &Device, shared: ByteSize) -> Result<(), String> {
-    let weights = weights(file);
+    let weights = weights(file)?;
     let needed = if device.gpu().is_some() { weights.all() } else { weights.while_loading() };
     let needed = needed.saturating_sub(shared);
     if device.gpu().is_none() && free(&device.stats()) < needed {
@@ -51,7 +52,7 @@ fn free(stats: &LedgerStats) -> ByteSize {
 struct Weights {
     /// The model's own file.
     file: ByteSize,
-    /// The files beside it that bear its name: external data, which is mapped and not read.
+    /// The files that it names: external data, which is mapped and not read.
     data: ByteSize,
 }
 
@@ -66,20 +67,20 @@ impl Weights {
     }
 }
 
-fn weights(file: &Path) -> Weights {
-    let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let data = format!("{}.data", file.file_stem().unwrap_or_default().to_string_lossy());
-    let entries = file.parent().and_then(|folder| fs::read_dir(folder).ok());
-    let size = |path: &Path| ByteSize(fs::metadata(path).map_or(0, |data| data.len()));
-    let mut found = Weights { file: size(file), data: ByteSize::ZERO };
-    for entry in entries.into_iter().flatten().flatten() {
-        let other = entry.file_name().to_string_lossy().into_owned();
-        if (other.starts_with(&name) && other != name) || other == data {
-            // Through links, which `DirEntry::metadata` does not follow.
-            found.data += size(&entry.path());
-        }
+/// The bytes of a model on the disk, with all files that it names.
+pub(super) fn on_disk(file: &Path) -> ByteSize {
+    weights(file).map_or(ByteSize::MAX, Weights::all)
+}
+
+/// A file that the model names and that may not be opened is an error, since nothing good comes of loading it.
+fn weights(file: &Path) -> Result<Weights, String> {
+    let size = |data: io::Result<fs::Metadata>| ByteSize(data.map_or(0, |data| data.len()));
+    let mut found = Weights { file: size(fs::metadata(file)), data: ByteSize::ZERO };
+    // What cannot be read at all loading will say.
+    for name in external::names(file).unwrap_or_default() {
+        found.data += size(external::open(file, &name)?.metadata());
     }
-    found
+    Ok(found)
 }
 
 #[cfg(test)]
@@ -112,13 +113,21 @@ mod tests {
     fn weights_larger_than_the_machine_are_refused_with_both_numbers() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("model.onnx");
-        fs::write(&file, [0; 1000]).unwrap();
-        fs::write(folder.path().join("notes.txt"), [0; 999]).unwrap();
+        let model = external::naming(&["model.onnx_data", "other.bin"]);
+        let size = model.len() as u64;
+        fs::write(&file, &model).unwrap();
+        // Neither is named, whatever it is called.
+        for name in ["notes.txt", "model.onnx.data"] {
+            fs::write(folder.path().join(name), [0; 999]).unwrap();
+        }
+        fs::write(folder.path().join("other.bin"), [0; 6]).unwrap();
         let data = fs::File::create(folder.path().join("model.onnx_data")).unwrap();
         let device = device();
         data.set_len(24).unwrap();
-        assert_eq!(weights(&file), Weights { file: ByteSize(1000), data: ByteSize(24) });
-        assert_eq!(weights(&file).while_loading(), ByteSize(2024), "the file is parsed, its data are mapped");
+        let found = weights(&file).unwrap();
+        assert_eq!(found, Weights { file: ByteSize(size), data: ByteSize(30) });
+        assert_eq!(found.while_loading(), ByteSize(2 * size + 30), "the file is parsed, its data are mapped");
+        assert_eq!(on_disk(&file), ByteSize(size + 30));
         assert_eq!(check(&file, &device, ByteSize::ZERO), Ok(()));
         // A hole: it takes no room on the disk.
         data.set_len(1 << 42).unwrap();
@@ -126,5 +135,22 @@ mod tests {
         assert!(refused.contains("4.0 TiB on disk") && refused.contains("has room for"), "{refused}");
         // Another session of a model that is there already needs next to nothing.
         assert_eq!(check(&file, &device, ByteSize(1 << 42)), Ok(()));
+    }
+
+    #[test]
+    fn weights_that_may_not_be_opened_are_refused_before_anything_reads_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let made = std::process::Command::new("mkfifo").arg(folder.path().join("pipe")).status().unwrap();
+        assert!(made.success());
+        let file = folder.path().join("model.onnx");
+        for (name, part) in [
+            ("pipe", "'pipe', which the model names as a file of its weights, is not a regular file"),
+            ("missing.bin", "'missing.bin', which the model names as a file of its weights, cannot be opened"),
+            ("../w.bin", "'../w.bin', which the model names as a file of its weights, is not in the model's folder"),
+        ] {
+            fs::write(&file, external::naming(&[name])).unwrap();
+            let refused = check(&file, &device(), ByteSize::ZERO).unwrap_err();
+            assert!(refused.starts_with(part), "{refused}");
+        }
     }
 }

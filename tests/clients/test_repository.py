@@ -1,5 +1,6 @@
 """Models come and go while the server serves: by request as tritonclient makes it, and by changes of the folder."""
 import json
+import os
 import shutil
 import tempfile
 import threading
@@ -21,6 +22,14 @@ def affine(factor):
     two, new = np.float32(2).tobytes(), np.float32(factor).tobytes()
     assert text.count(two) == 1
     return text.replace(two, new)
+
+
+def naming(file):
+    """The bytes that give an ONNX model one more tensor, whose values lie in this file."""
+    def field(number, content):
+        return bytes([number << 3 | 2, len(content)]) + content
+    location = field(1, b"location") + field(2, file.encode())
+    return field(7, field(5, field(8, b"more") + field(13, location) + b"\x70\x01"))
 
 
 def put(folder, name, version, content):
@@ -159,9 +168,18 @@ class OnRequest(unittest.TestCase):
         self.assertEqual(self.y("a"), 3)
 
     def test_weights_that_do_not_fit_are_refused_with_the_numbers(self):
-        with open(Path(self.folder) / "a/1/model.onnx.data", "wb") as data:
+        with open(Path(self.folder) / "a/1/weights.bin", "wb") as data:
             data.truncate(1 << 42)  # A hole: it takes no room on the disk.
+        put(self.folder, "a", 1, affine(2) + naming("weights.bin"))
         self.refuse(400, ["4.0 TiB on disk", "room for"], self.client.load_model, "a", headers=BEARER)
+        self.assertEqual(self.y("a"), 3)
+
+    def test_files_of_weights_that_may_not_be_opened_are_refused_by_name(self):
+        os.mkfifo(Path(self.folder) / "a/1/pipe")
+        for file, words in (("pipe", "not a regular file"), ("../../b/1/model.onnx", "not in the model's folder"),
+                            ("/etc/passwd", "not in the model's folder"), ("missing", "put it beside the model")):
+            put(self.folder, "a", 1, affine(2) + naming(file))
+            self.refuse(400, [f"'{file}'", words], self.client.load_model, "a", headers=BEARER)
         self.assertEqual(self.y("a"), 3)
 
     def test_without_models_at_the_start_each_waits_for_a_request(self):

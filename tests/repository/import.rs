@@ -21,6 +21,19 @@ fn folder(files: &[(&str, &str)]) -> tempfile::TempDir {
     root
 }
 
+/// The bytes of an ONNX file whose tensors lie in these files.
+fn naming(names: &[&str]) -> String {
+    let field = |number: u8, text: &str| {
+        let length = u8::try_from(text.len()).ok().filter(u8::is_ascii).expect("a length of one byte");
+        format!("{}{}{text}", char::from(number << 3 | 2), char::from(length))
+    };
+    let tensor = |name: &&str| {
+        let location = field(1, "location") + &field(2, name);
+        field(7, &field(5, &(field(8, "w") + &field(13, &location) + "\x70\x01")))
+    };
+    names.iter().map(tensor).collect()
+}
+
 fn tensor(name: &str, datatype: DataType, rest: &[Dim]) -> TensorSpec {
     let shape = [Dim::Symbol("batch".to_owned())].into_iter().chain(rest.iter().cloned()).collect();
     TensorSpec { name: name.to_owned(), datatype, shape }
@@ -45,8 +58,11 @@ fn written(import: &Import, graph: &Graph) -> Result<Written, String> {
 #[test]
 fn a_folder_of_the_hub_becomes_a_model_that_is_found_and_fits_its_graph() {
     let hub = folder(&[
-        ("org/encoder/onnx/model.onnx", "graph"),
+        ("org/encoder/onnx/model.onnx", &naming(&["model.onnx_data", "model.data", "more/weights.bin"])),
         ("org/encoder/onnx/model.onnx_data", "weights"),
+        ("org/encoder/onnx/model.data", "weights"),
+        ("org/encoder/onnx/more/weights.bin", "weights"),
+        ("org/encoder/onnx/model.onnx.old", "left where it is"),
         ("org/encoder/onnx/other.onnx", ""),
         ("org/encoder/tokenizer.json", WORDS),
         ("org/encoder/README.md", "left where it is"),
@@ -65,12 +81,19 @@ fn a_folder_of_the_hub_becomes_a_model_that_is_found_and_fits_its_graph() {
     }
     let repository = folder(&[]);
     let place = import.place(repository.path(), &written.toml).expect("room");
-    let files =
-        ["1/model.onnx", "1/model.onnx_data", "tokenizer.json", "1_Pooling/config.json", "sentence_bert_config.json"];
-    for file in files {
+    for file in [
+        "1/model.onnx",
+        "1/model.onnx_data",
+        "1/model.data",
+        "1/more/weights.bin",
+        "tokenizer.json",
+        "1_Pooling/config.json",
+        "sentence_bert_config.json",
+    ] {
         assert!(place.join(file).is_file(), "{file}");
     }
-    assert!(!place.join("README.md").exists() && fs::read_dir(repository.path()).expect("a folder").count() == 1);
+    assert!(!place.join("README.md").exists() && !place.join("1/model.onnx.old").exists());
+    assert!(fs::read_dir(repository.path()).expect("a folder").count() == 1);
     // It reads back without a fault, and every name in it is one of the graph.
     let scan = scan(repository.path(), &Config::default());
     assert_eq!(scan.faults, Vec::new(), "{}", written.toml);
@@ -100,6 +123,10 @@ fn what_cannot_be_imported_says_what_to_do() {
     let hub = folder(&[
         ("empty/config.json", ""),
         ("quantized/onnx/model_quantized.onnx", ""),
+        ("halves/onnx/model_fp16.onnx", &naming(&["model_fp16.onnx_data"])),
+        ("halves/onnx/model_fp16.onnx_data", "weights"),
+        ("without/model.onnx", &naming(&["weights.bin"])),
+        ("outside/model.onnx", &naming(&["../halves/onnx/model_fp16.onnx_data"])),
         ("a b/model.onnx", ""),
         ("broken/model.onnx", ""),
         ("broken/tokenizer.json", "{"),
@@ -111,12 +138,21 @@ fn what_cannot_be_imported_says_what_to_do() {
         ("empty", "export the model to ONNX first"),
         ("quantized", "--file chooses one of onnx/model_quantized.onnx"),
         ("a b", "--name gives another one"),
+        ("without", "'weights.bin', which the model names as a file of its weights, cannot be opened"),
+        (
+            "outside",
+            "model_fp16.onnx_data', which the model names as a file of its weights, is not in the model's folder",
+        ),
     ] {
         let fault = find(name, None, None).expect_err(name);
         assert!(fault.contains(part), "{name}: {fault}");
     }
     let chosen = find("quantized", Some("onnx/model_quantized.onnx"), Some("q")).expect("a model");
     assert_eq!((chosen.name.as_str(), chosen.weights.len()), ("q", 0));
+    let halves = find("halves", Some("onnx/model_fp16.onnx"), None).expect("a model");
+    let repository = folder(&[]);
+    let place = halves.place(repository.path(), "").expect("room").join("1");
+    assert!(place.join("model.onnx").is_file() && place.join("model_fp16.onnx_data").is_file());
     let fault = written(&find("broken", None, None).expect("a model"), &encoder()).expect_err("broken");
     assert!(fault.contains("tokenizer.json: no tokenizer"), "{fault}");
 }
