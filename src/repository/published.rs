@@ -35,7 +35,11 @@ pub(super) fn table(scan: &Scan, counted: &[Fault], states: BTreeMap<Key, ModelS
 /// A reason that clients may read: where things lie on this machine is none of their business.
 pub(super) fn for_clients(reason: &str, file: &Path) -> String {
     let name = file.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-    reason.replace(&file.display().to_string(), &name)
+    let text = reason.replace(&file.display().to_string(), &name);
+    let folders = crate::text::folders(file);
+    // A path of one part, such as ".", tells nothing, and would be found where it is not meant.
+    let folders = folders.iter().filter(|folder| folder.components().nth(1).is_some());
+    folders.fold(text, |text, folder| text.replace(&format!("{}/", folder.display()), ""))
 }
 
 #[cfg(test)]
@@ -72,8 +76,17 @@ mod tests {
 
     #[test]
     fn clients_see_no_paths() {
-        let file = Path::new("/srv/models/m/1/model.onnx");
-        let reason = "Load model from /srv/models/m/1/model.onnx failed: not a graph";
-        assert_eq!(for_clients(reason, file), "Load model from model.onnx failed: not a graph");
+        for (file, reason, expected) in [
+            ("/srv/m/1/model.onnx", "Load model from /srv/m/1/model.onnx failed", "Load model from model.onnx failed"),
+            ("/srv/m/1/model.onnx", "/srv/m/1/tokenizer.json: broken", "tokenizer.json: broken"),
+            ("/srv/m/1/model.onnx", "[text]: /srv/m/tokenizer.json: broken", "[text]: tokenizer.json: broken"),
+            ("/srv/m/1/model.onnx", "/srv/m/1_Pooling/config.json: broken", "1_Pooling/config.json: broken"),
+            ("/srv/m/model.onnx", "a /srv/m/config.json, b /srv/m/more/w.bin", "a config.json, b more/w.bin"),
+            ("models/m/1/model.onnx", "models/m/tokenizer.json: broken", "tokenizer.json: broken"),
+            ("./model.onnx", "./model.onnx: ../ and / stay", "model.onnx: ../ and / stay"),
+            ("model.onnx", "model.onnx: / stays", "model.onnx: / stays"),
+        ] {
+            assert_eq!(for_clients(reason, Path::new(file)), expected);
+        }
     }
 }
