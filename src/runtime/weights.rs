@@ -7,7 +7,7 @@
 #![allow(unsafe_code)]
 
 use super::bound::{DeviceTensor, Place};
-use super::{allocator, lanes};
+use super::{allocator, external, lanes};
 use crate::memory::cuda::{Pinned, Stream};
 use crate::memory::{Arena, ArenaKind, ArenaOptions, Block, Device};
 use crate::tensor::{DataType, Shape};
@@ -56,8 +56,7 @@ impl Weights {
         let mut upload = Upload { pinned: Pinned::new(gpu, CHUNK).map_err(text)?, stream, arena, info };
         let (mut values, mut blocks) = (Vec::new(), Vec::new());
         for initializer in initializers(&model) {
-            let folder = file.parent().unwrap_or(Path::new("."));
-            let (value, block) = upload.one(&initializer, folder)?;
+            let (value, block) = upload.one(&initializer, file)?;
             values.push((initializer.name.to_owned(), Arc::new(value)));
             blocks.push(block);
         }
@@ -84,10 +83,10 @@ struct Upload {
 }
 
 impl Upload {
-    fn one(&mut self, initializer: &Initializer<'_>, folder: &Path) -> Result<(DynValue, Block), String> {
+    fn one(&mut self, initializer: &Initializer<'_>, model: &Path) -> Result<(DynValue, Block), String> {
         let bytes = initializer.shape.iter().product::<usize>() * initializer.datatype.size().unwrap_or(1);
         let block = self.arena.block(bytes).map_err(|denied| denied.to_string())?;
-        let mut source = initializer.open(folder).map_err(|error| format!("{}: {error}", initializer.name))?;
+        let mut source = initializer.open(model)?;
         for at in (0..bytes).step_by(CHUNK) {
             let len = CHUNK.min(bytes - at);
             let chunk = &mut self.pinned.as_mut_slice()[..len];
@@ -120,12 +119,12 @@ enum Data<'a> {
 }
 
 impl<'a> Initializer<'a> {
-    fn open(&self, folder: &Path) -> std::io::Result<Box<dyn Read + 'a>> {
+    fn open(&self, model: &Path) -> Result<Box<dyn Read + 'a>, String> {
         Ok(match self.data {
             Data::Inside(bytes) => Box::new(bytes),
             Data::Beside(name, offset) => {
-                let mut file = fs::File::open(folder.join(name))?;
-                file.seek(SeekFrom::Start(offset))?;
+                let mut file = external::open(model, name)?;
+                file.seek(SeekFrom::Start(offset)).map_err(|error| format!("{name}: {error}"))?;
                 Box::new(std::io::BufReader::with_capacity(1 << 20, file))
             }
         })
@@ -141,7 +140,7 @@ fn initializers(model: &[u8]) -> Vec<Initializer<'_>> {
 
 fn initializer(tensor: &[u8]) -> Option<Initializer<'_>> {
     let (mut shape, mut element, mut name, mut raw) = (Shape::new(), 0, "", None);
-    let (mut location, mut offset) = (None, 0);
+    let (mut location, mut offset, mut is_external) = (None, 0, false);
     for field in Fields(tensor) {
         match (field.number, field.value) {
             (1, Value::Number(dim)) => shape.push(usize::try_from(dim).ok()?),
@@ -153,6 +152,7 @@ fn initializer(tensor: &[u8]) -> Option<Initializer<'_>> {
             (2, Value::Number(number)) => element = number,
             (8, Value::Bytes(bytes)) => name = std::str::from_utf8(bytes).ok()?,
             (9, Value::Bytes(bytes)) => raw = Some(bytes),
+            (14, Value::Number(place)) => is_external = place == 1,
             (13, Value::Bytes(entry)) => {
                 let text = |number| Fields(entry).find_map(|field| field.bytes(number)).map(std::str::from_utf8);
                 match (text(1)?.ok()?, text(2)?.ok()?) {
@@ -166,9 +166,9 @@ fn initializer(tensor: &[u8]) -> Option<Initializer<'_>> {
     }
     let datatype = datatype(element)?;
     let bytes = shape.iter().try_fold(datatype.size()?, |product, dim| product.checked_mul(*dim))?;
-    let data = match (raw, location) {
+    let data = match (raw, location.filter(|_| is_external)) {
         (_, Some(location)) => Data::Beside(location, offset),
-        (Some(raw), None) if raw.len() == bytes => Data::Inside(raw),
+        (Some(raw), None) if !is_external && raw.len() == bytes => Data::Inside(raw),
         _ => return None,
     };
     (bytes >= LEAST && !name.is_empty()).then_some(Initializer { name, datatype, shape, data })
@@ -273,10 +273,11 @@ mod tests {
     #[test]
     fn large_initializers_are_found_wherever_their_bytes_are() {
         let large = vec![7u8; 64 * 64 * 4];
-        // Dims packed, and one by one.
-        let inside = [field(1, &[64, 64]), number(2, 1), field(8, b"w"), field(9, &large)].concat();
         let entry =
             |key: &str, value: &str| field(13, &[field(1, key.as_bytes()), field(2, value.as_bytes())].concat());
+        // Dims packed, and one by one; the name of a file in which it is no more does not matter.
+        let stale = entry("location", "stale.bin");
+        let inside = [field(1, &[64, 64]), number(2, 1), field(8, b"w"), stale, field(9, &large)].concat();
         let beside = [
             number(1, 127),
             number(1, 127),
