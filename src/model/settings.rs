@@ -5,8 +5,8 @@ mod placement;
 mod read;
 mod text;
 
-pub use placement::{Group, Instances, Place};
-pub use read::DEFAULTS;
+pub use placement::{Group, Instances, MOST_INSTANCES, Place};
+pub use read::{DEFAULTS, MOST_THREADS};
 pub use text::TextSettings;
 
 use crate::keys::{Keys, Origin};

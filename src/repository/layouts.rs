@@ -1,6 +1,7 @@
 //! How a model uses the cores: which layouts there are, and which one is better. Pure.
 
 use crate::model::Settings;
+use crate::model::settings::{MOST_INSTANCES, MOST_THREADS};
 use crate::runtime::Calibration;
 use crate::runtime::calibrate::Measured;
 use crate::units::Rows;
@@ -31,15 +32,16 @@ pub struct Layout {
 /// The layouts to choose from, the preferred one first.
 pub(super) fn layouts(settings: &Settings, cores: usize) -> Vec<Layout> {
     let whole = |value: Option<std::num::NonZeroU32>| value.map(|value| value.get() as usize);
+    let (most_instances, most_threads) = (MOST_INSTANCES as usize, MOST_THREADS as usize);
     match (whole(settings.instances), whole(settings.intra_op_threads)) {
         (Some(instances), Some(threads)) => vec![Layout { instances, threads }],
-        (Some(instances), None) => vec![Layout { instances, threads: (cores / instances).max(1) }],
-        (None, Some(threads)) => vec![Layout { instances: (cores / threads).max(1), threads }],
+        (Some(instances), None) => vec![Layout { instances, threads: (cores / instances).clamp(1, most_threads) }],
+        (None, Some(threads)) => vec![Layout { instances: (cores / threads).clamp(1, most_instances), threads }],
         (None, None) => {
-            let mut layouts = vec![Layout { instances: 1, threads: cores }];
+            let mut layouts = vec![Layout { instances: 1, threads: cores.min(most_threads) }];
             let mut instances = 2;
-            while instances <= cores {
-                layouts.push(Layout { instances, threads: cores / instances });
+            while instances <= cores.min(most_instances) {
+                layouts.push(Layout { instances, threads: (cores / instances).min(most_threads) });
                 instances *= 2;
             }
             layouts
@@ -126,6 +128,26 @@ mod tests {
         let open: Vec<(usize, usize)> = layouts(&settings(0, 0), 4).iter().map(|l| (l.instances, l.threads)).collect();
         assert_eq!(open, [(1, 4), (2, 2), (4, 1)]);
         assert_eq!(layouts(&settings(0, 0), 1), [Layout { instances: 1, threads: 1 }]);
+    }
+
+    #[test]
+    fn no_layout_is_beyond_what_settings_may_say_however_many_cores_there_are() {
+        let settings = |instances: usize, threads: usize| {
+            let text = format!("instances = {instances}\nintra_op_threads = {threads}");
+            Settings::from_toml(&text, "model.toml", &Settings::default_keys())
+        };
+        for cores in [1, 64, 65, 128, 192, 2048, 100_000] {
+            let fixed = |instances, threads| Settings {
+                instances: NonZeroU32::new(instances),
+                intra_op_threads: NonZeroU32::new(threads),
+                ..Settings::default()
+            };
+            for given in [fixed(0, 0), fixed(0, 1), fixed(1, 0)] {
+                for Layout { instances, threads } in layouts(&given, cores) {
+                    assert!(settings(instances, threads).is_ok(), "{cores}: {instances} with {threads}");
+                }
+            }
+        }
     }
 
     #[test]

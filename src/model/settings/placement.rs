@@ -5,8 +5,8 @@ use std::fmt;
 use std::num::NonZeroU32;
 use toml::Value;
 
-/// The most instances of a model.
-const MOST_INSTANCES: u32 = 64;
+/// The most instances of a model on one device.
+pub const MOST_INSTANCES: u32 = 64;
 /// The highest number of a GPU.
 const MOST_GPUS: u32 = 63;
 

@@ -17,6 +17,8 @@ pub const DEFAULTS: &str = include_str!("../../../config/concertina.toml");
 const MOST_BYTES: ByteSize = ByteSize(1 << 50);
 /// The longest that anything may wait.
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+/// The most threads that one instance computes with.
+pub const MOST_THREADS: u32 = 1024;
 /// The largest size of a dimension.
 const MOST_DIM: usize = 1 << 31;
 /// The largest rank of a tensor in a graph that is worth naming an axis of.
@@ -68,7 +70,7 @@ pub(super) fn model(keys: &mut Keys) -> Option<Settings> {
 pub(super) fn defaults(keys: &mut Keys) -> Option<Settings> {
     let batch_axis = keys.read("batch_axis", batch_axis);
     let instances = keys.read("instances", instances);
-    let intra_op_threads = keys.read("intra_op_threads", auto_or(count(1024u32)));
+    let intra_op_threads = keys.read("intra_op_threads", auto_or(count(MOST_THREADS)));
     let max_batch_size = keys.read("max_batch_size", auto_or(integer(1..=65_536)));
     let max_queue_delay = keys.read("max_queue_delay", duration(Duration::ZERO..=Duration::from_secs(60)));
     let max_gather_delay = keys.read("max_gather_delay", duration(Duration::ZERO..=Duration::from_secs(1)));

@@ -2,7 +2,7 @@
 
 use super::super::layouts::Layout;
 use crate::model::Settings;
-use crate::model::settings::{BatchAxis, Fill, Packing};
+use crate::model::settings::{BatchAxis, Fill, MOST_INSTANCES, MOST_THREADS, Packing};
 use crate::units::Rows;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -219,7 +219,8 @@ impl Stored {
             possible(measured)?;
         }
         let Layout { instances, threads } = self.layout;
-        holds((1..=64).contains(&instances) && (1..=1024).contains(&threads), "its layout is impossible")
+        let possible = |count: usize, most: u32| (1..=most as usize).contains(&count);
+        holds(possible(instances, MOST_INSTANCES) && possible(threads, MOST_THREADS), "its layout is impossible")
     }
 }
 
