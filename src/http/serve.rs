@@ -10,7 +10,6 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
 use std::convert::Infallible;
-use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -67,22 +66,15 @@ pub async fn serve(
     let (crowded, crowd) = watch::channel(false);
     let template = Template { server: Arc::new(builder(&limits)), router, tls, phase: phase.clone(), crowd };
     let mut connections = JoinSet::new();
-    loop {
-        let room = connections.len() < limits.connections;
-        crowded.send_if_modified(|crowded| std::mem::replace(crowded, !room) == room);
-        tokio::select! {
-            biased;
-            () = closing(&mut phase) => break,
-            Some(_) = connections.join_next() => {}
-            accepted = listener.accept(), if room => match accepted {
-                Ok((stream, _)) => {
-                    connections.spawn(template.connection(&limits).run(stream));
-                }
-                Err(error) => pause_after(&error).await,
-            },
-        }
+    let mut accept = Accept { listener, template, limits: &limits, crowded };
+    tokio::select! {
+        biased;
+        () = closing(&mut phase) => {}
+        () = accept.run(&mut connections) => {}
     }
-    linger(&listener, &mut connections, |stream| template.connection(&limits).run(stream)).await;
+    // Clients that were connecting as the order came are served like all before them.
+    let _over = tokio::time::timeout(LINGER, accept.run(&mut connections)).await;
+    let Accept { listener, crowded: _crowded, .. } = accept;
     drop(listener);
     let all = async { while connections.join_next().await.is_some() {} };
     if tokio::time::timeout(limits.grace, all).await.is_err() {
@@ -91,18 +83,32 @@ pub async fn serve(
     }
 }
 
-/// Goes on accepting for a moment: clients that were connecting as the order came are served like all before them.
-async fn linger<F>(listener: &TcpListener, connections: &mut JoinSet<()>, run: impl Fn(TcpStream) -> F)
-where
-    F: Future<Output = ()> + Send + 'static,
-{
-    let accepting = async {
+/// What takes connections in.
+struct Accept<'a> {
+    listener: TcpListener,
+    template: Template,
+    limits: &'a ServeLimits,
+    crowded: watch::Sender<bool>,
+}
+
+impl Accept<'_> {
+    /// Accepts as long as it is polled, never more than may be open.
+    async fn run(&mut self, connections: &mut JoinSet<()>) {
         loop {
-            let Ok((stream, _)) = listener.accept().await else { return };
-            connections.spawn(run(stream));
+            let room = connections.len() < self.limits.connections;
+            self.crowded.send_if_modified(|crowded| std::mem::replace(crowded, !room) == room);
+            tokio::select! {
+                biased;
+                Some(_) = connections.join_next() => {}
+                accepted = self.listener.accept(), if room => match accepted {
+                    Ok((stream, _)) => {
+                        connections.spawn(self.template.connection(self.limits).run(stream));
+                    }
+                    Err(error) => pause_after(&error).await,
+                },
+            }
         }
-    };
-    let _over = tokio::time::timeout(LINGER, accepting).await;
+    }
 }
 
 /// What all connections have in common.

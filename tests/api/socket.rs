@@ -199,6 +199,21 @@ async fn connections_beyond_the_limit_wait() {
 }
 
 #[tokio::test]
+async fn closing_lets_no_more_connections_in_than_ever() {
+    let mut server = start(ServeLimits { connections: 1, ..limits() }).await;
+    let mut first = server.connect().await;
+    first.write_all(&infer(BODY)).await.unwrap();
+    let job = server.jobs.recv().await.unwrap();
+    server.app.phase.send(Phase::Closing).unwrap();
+    let mut second = server.connect().await;
+    second.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+    assert!(at_end(&mut second).await, "it is not served while the first is open");
+    job.reply.send(give_back(&job.request)).unwrap();
+    assert!(read_response(&mut first).await.0.starts_with("http/1.1 200"));
+    server.task.await.unwrap();
+}
+
+#[tokio::test]
 async fn connections_without_a_request_make_room_for_others() {
     let limits = ServeLimits { connections: 3, crowded_idle_timeout: Duration::from_millis(50), ..limits() };
     let mut server = start(limits).await;
