@@ -104,6 +104,11 @@ impl Devices {
         })
     }
 
+    /// What runs models on GPUs.
+    pub(super) fn provider(&self) -> &'static str {
+        if self.tensorrt { "tensorrt" } else { "cuda" }
+    }
+
     /// Bytes of a model's weights that lie on a device already and that its next sessions will share.
     #[must_use]
     pub fn shared_weights(&self, device: &Device, file: &Path) -> ByteSize {

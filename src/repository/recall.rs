@@ -52,7 +52,7 @@ impl Loader {
         let machine = Machine::here(self.runtime.build_info(), self.cores);
         let key = Key::new(digest(&candidate.file).ok()?, machine, &candidate.settings);
         Some(match self.devices.of(&candidate.settings).ok()?.gpu() {
-            Some(gpu) => key.on(&gpu.name(), &candidate.settings.cuda),
+            Some(gpu) => key.on(&gpu.name(), (self.devices.provider(), &candidate.settings.cuda)),
             None => key,
         })
     }

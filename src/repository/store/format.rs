@@ -102,11 +102,11 @@ impl Key {
         }
     }
 
-    /// The key of the same model on a GPU with these options of its provider.
+    /// The key of the same model on a GPU, run by a provider with these options.
     #[must_use]
-    pub fn on(mut self, gpu: &str, options: &BTreeMap<String, String>) -> Self {
+    pub fn on(mut self, gpu: &str, (provider, options): (&str, &BTreeMap<String, String>)) -> Self {
         let options: Vec<String> = options.iter().map(|(name, value)| format!(" {name}={value}")).collect();
-        self.device = format!("{gpu}{}", options.concat());
+        self.device = format!("{gpu} by {provider}{}", options.concat());
         self
     }
 

@@ -2,6 +2,7 @@ use super::*;
 use crate::model::Settings;
 use crate::model::settings::Fill;
 use crate::repository::Layout;
+use std::collections::BTreeMap;
 use tempfile::TempDir;
 
 fn key(model: &str) -> Key {
@@ -82,6 +83,28 @@ fn a_key_of_anything_else_finds_nothing() {
         assert_eq!(store.read(&other), None, "{other:?}");
     }
     assert_eq!(store.read(&settings(|settings| settings.pipeline += 1)), Some(stored()), "what does not matter");
+}
+
+#[test]
+fn what_one_device_or_provider_has_measured_is_nothing_to_another_one() {
+    let option = |value: &str| [("cudnn_conv_algo_search".to_owned(), value.to_owned())].into();
+    let on = |gpu, provider, options: &BTreeMap<String, String>| key("a").on(gpu, (provider, options));
+    let keys = [
+        key("a"),
+        on("H200", "cuda", &BTreeMap::new()),
+        on("H200", "tensorrt", &BTreeMap::new()),
+        on("H100", "cuda", &BTreeMap::new()),
+        on("H200", "cuda", &option("DEFAULT")),
+        on("H200", "cuda", &option("HEURISTIC")),
+    ];
+    let (_folder, store) = store();
+    for (at, key) in keys.iter().enumerate() {
+        assert_eq!(store.read(key), None, "{key:?}");
+        let mut found = stored();
+        found.key = key.clone();
+        store.write(&found);
+        assert!(keys[..=at].iter().all(|known| store.read(known).is_some_and(|found| found.key == *known)));
+    }
 }
 
 #[test]
