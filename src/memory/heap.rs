@@ -7,17 +7,12 @@
 //! Other C libraries than glibc are left alone.
 #![allow(unsafe_code)]
 
-use std::sync::Mutex;
-
 /// While a model is loaded: the smallest block that is a mapping of its own.
 const WHILE_PARSING: i32 = 256 << 10;
 /// Otherwise: most requests and answers come from the heap, which costs no page faults.
 const SERVING: i32 = 4 << 20;
 
-/// How many models are being loaded.
-static PARSING: Mutex<usize> = Mutex::new(0);
-
-/// Lives while a model is loaded; see the module.
+/// Lives while a model is loaded; see the module. There is one at a time: ONNX Runtime's allocator is registered for one model.
 #[derive(Debug)]
 pub(crate) struct Parsing(());
 
@@ -25,22 +20,16 @@ impl Parsing {
     /// From now on large blocks are mappings of their own.
     #[must_use]
     pub(crate) fn begin() -> Self {
-        let mut parsing = PARSING.lock().expect("no panic while it is held");
-        *parsing += 1;
         threshold(WHILE_PARSING);
         Self(())
     }
 }
 
 impl Drop for Parsing {
-    /// The last one gives back what is free.
+    /// Gives back what is free.
     fn drop(&mut self) {
-        let Ok(mut parsing) = PARSING.lock() else { return };
-        *parsing -= 1;
-        if *parsing == 0 {
-            threshold(SERVING);
-            give_back();
-        }
+        threshold(SERVING);
+        give_back();
     }
 }
 
@@ -82,8 +71,7 @@ mod tests {
     fn blocks_freed_between_blocks_that_stay_go_back_and_those_that_stay_keep_what_is_in_them() {
         const PIECES: usize = 1600;
         let before = resident().unwrap();
-        let outer = Parsing::begin();
-        let inner = Parsing::begin();
+        let parsing = Parsing::begin();
         // Small enough for the heap, and every other one stays.
         let mut pieces: Vec<Option<Vec<u8>>> = (0..PIECES).map(|at| Some(vec![at as u8; 80 << 10])).collect();
         let large = vec![1_u8; 512 << 10];
@@ -92,8 +80,7 @@ mod tests {
         for piece in pieces.iter_mut().skip(1).step_by(2) {
             *piece = None;
         }
-        drop(inner);
-        drop(outer);
+        drop(parsing);
         let kept = resident().unwrap().saturating_sub(before);
         assert!(kept < full * 6 / 10, "{kept} of {full}");
         for (at, piece) in pieces.iter().enumerate().step_by(2) {
