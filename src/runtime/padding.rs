@@ -31,7 +31,8 @@ pub struct Confirmed {
     pub difference: f64,
 }
 
-/// Compares rows that run alone with the same rows padded. The spec must have a [`PadPlan`]; on return the session has it no more.
+/// Compares rows that run alone with the same rows padded. The spec must have a [`PadPlan`]. The session's own
+/// is the one of the last run afterwards: set it before the session runs anything else.
 ///
 /// # Errors
 /// Why the model's rows must not be padded, in words for the operator.
