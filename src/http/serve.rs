@@ -42,8 +42,8 @@ pub struct ServeLimits {
     pub streams_per_connection: u32,
     /// How long a connection may be without a request while there is no room for another one; it is closed then.
     pub crowded_idle_timeout: Duration,
-    /// How long a client may take to send the head of a request. A kept-alive connection without a request is closed after
-    /// the same time.
+    /// How long a client may take to send the head of a request. A connection without a request is closed after the same time;
+    /// one of HTTP/2 after its first request is pinged as often instead, and closed if no answer comes within the same time.
     pub header_read_timeout: Duration,
     /// How long a connection may take to accept further bytes of an answer; then it is closed. One of HTTP/2 that grants an
     /// answer no window is closed within twice the time.

@@ -332,6 +332,34 @@ async fn http2_with_prior_knowledge() {
 }
 
 #[tokio::test]
+async fn an_http2_connection_without_requests_lives_as_long_as_it_answers_pings() {
+    const PING: u8 = 6;
+    let server = start(ServeLimits { header_read_timeout: Duration::from_millis(50), ..limits() }).await;
+    let mut stream = server.connect().await;
+    let get = |stream: u8| [b"\0\0\x06\x01\x05\0\0\0".as_slice(), &[stream], b"\x82\x86\x84\x41\x01x"].concat();
+    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+    for (request, pings) in [(1, 5), (3, 5), (5, 0)] {
+        stream.write_all(&get(request)).await.unwrap();
+        let (mut answered, mut seen) = (false, 0);
+        while !answered || seen < pings {
+            let mut frame = [0; 9];
+            stream.read_exact(&mut frame).await.unwrap();
+            let mut payload = vec![0; usize::from(u16::from_be_bytes([frame[1], frame[2]]))];
+            stream.read_exact(&mut payload).await.unwrap();
+            if frame[3] == 1 {
+                assert_eq!((frame[8], payload[0]), (request, 0x88), "status 200 of the static table");
+                answered = true;
+            }
+            if frame[3] == PING && frame[4] == 0 {
+                stream.write_all(&[b"\0\0\x08\x06\x01\0\0\0\0".as_slice(), &payload].concat()).await.unwrap();
+                seen += 1;
+            }
+        }
+    }
+    while !at_end(&mut stream).await {}
+}
+
+#[tokio::test]
 async fn a_busy_http2_connection_is_told_that_the_server_closes() {
     const GOAWAY: u8 = 7;
     const HEADERS: u8 = 1;
