@@ -14,12 +14,13 @@ use crate::model::ModelSpec;
 use crate::repository::devices::Devices;
 use crate::repository::load::{Loader, observations};
 use crate::repository::{Candidate, Layout};
-use crate::runtime::{Calibration, Runtime, self_test};
+use crate::runtime::{Calibration, Runtime, Session, self_test};
 use crate::scheduler::Forecast;
 use crate::server;
 use crate::units::{ByteSize, Rows};
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::time::Duration;
 use tokio::sync::mpsc;
 
 /// The most rows that are looked at when memory alone bounds a batch.
@@ -92,6 +93,9 @@ pub struct Line {
     pub error_percent: f64,
     /// How long an instance needs while all are at work.
     pub seconds: f64,
+    /// Of that, what a GPU needs, copies of outputs included, as it times that itself; absent on a CPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device_seconds: Option<f64>,
     /// Rows per second of all instances together.
     pub rows_per_second: f64,
 }
@@ -129,12 +133,24 @@ pub fn measure(config: &Config, candidate: &Candidate, sizes: &[Rows]) -> Result
         .map_err(|error| format!("it does not run on synthetic rows ({error}); [warmup] in model.toml can help"))?;
     let file = ByteSize(std::fs::metadata(&candidate.file).map_or(0, |file| file.len()));
     let memory = Memory { file, weights: weights(&device), free: device.sample(clock.now()).budget };
-    let profile = Profile::new(&measured.spec, measured.layout, &calibration, memory);
+    let mut profile = Profile::new(&measured.spec, measured.layout, &calibration, memory);
+    for line in &mut profile.rows {
+        line.device_seconds = device_time(&measured.sessions, line.rows).map(|time| time.as_secs_f64());
+    }
     let padding = measured.spec.padding.as_ref().zip(measured.difference).map(|(plan, difference)| {
         let dims = plan.dims.iter().map(|dim| (dim.name.clone(), dim.lengths.clone())).collect();
         Padding { dims, difference }
     });
     Ok(Profile { recorded, unrecorded, padding, ..profile })
+}
+
+/// How long the device needs for so many rows: in the slowest session, or in that which alone has recorded them.
+fn device_time(sessions: &[Session], rows: Rows) -> Option<Duration> {
+    let recorded = sessions.first().filter(|session| session.recorded().contains(&rows));
+    match recorded {
+        Some(session) => session.device_time(rows),
+        None => sessions.iter().filter_map(|session| session.device_time(rows)).max(),
+    }
 }
 
 /// Bytes that the weights of all sessions hold.
@@ -160,6 +176,7 @@ impl Profile {
                 observed_bytes: observed,
                 error_percent: 100.0 * (predicted as f64 - observed as f64) / (observed as f64).max(1.0),
                 seconds,
+                device_seconds: None,
                 rows_per_second: layout.instances as f64 * f64::from(run.rows) / seconds.max(1e-9),
             }
         });

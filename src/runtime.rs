@@ -20,6 +20,7 @@ pub mod session;
 mod shelf;
 mod staging;
 mod strings;
+mod synthetic;
 mod twins;
 mod weights;
 pub mod worker;

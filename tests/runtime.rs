@@ -287,6 +287,7 @@ fn the_ladder_is_measured_and_belongs_to_the_synthetic_class() {
     let calibration = calibrate(&mut model.session, &model.spec, model.clock).unwrap();
     assert_eq!(calibration.ladder[..2], [1, 2]);
     assert!(calibration.measured.iter().all(|entry| !entry.duration.is_zero()));
+    assert_eq!(model.session.device_time(1), None, "there is no device beside the host");
     let length = model.spec.settings.warmup.default_dim;
     assert_eq!(calibration.class_dims, [length, length]);
     assert_eq!(calibration.units, 2 * length as u64);

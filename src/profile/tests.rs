@@ -93,6 +93,24 @@ fn json_reads_back() {
 }
 
 #[test]
+fn device_times_are_shown_where_a_device_has_taken_them() {
+    let mut timed = profile(&POINTS, 3300);
+    let on_a_cpu = (timed.text(), timed.json());
+    assert!(!on_a_cpu.0.contains("device") && !on_a_cpu.1.contains("device"), "{on_a_cpu:?}");
+    timed.rows[2].device_seconds = Some(0.015);
+    let text = timed.text();
+    for part in [
+        "rows   dims  predicted  observed    error   seconds    device  rows/s\n",
+        "   4  64,64   1.4 KiB*   1.4 KiB   +0.00%  0.020000  0.015000   400.0  <- knee\n",
+        "   8  64,64   1.8 KiB    2.0 KiB  -10.00%  0.040000             400.0\n",
+    ] {
+        assert!(text.contains(part), "{part} in\n{text}");
+    }
+    let read: serde_json::Value = serde_json::from_str(&timed.json()).expect("JSON");
+    assert_eq!((&read["rows"][2]["device_seconds"], read["rows"][3].get("device_seconds")), (&0.015.into(), None));
+}
+
+#[test]
 fn the_picture_marks_the_knee_and_the_bound_and_is_complete_for_any_profile() {
     let near = profile(&POINTS, 3300).svg();
     for part in ["<svg xmlns=", "prefers-color-scheme: dark", ">knee 4</text>", ">memory 16</text>", "</svg>\n"] {

@@ -4,7 +4,9 @@ use super::{Line, MOST_ROWS, Padding, Profile};
 use crate::units::ByteSize;
 use std::fmt::Write;
 
-const HEADINGS: [&str; 7] = ["rows", "dims", "predicted", "observed", "error", "seconds", "rows/s"];
+const HEADINGS: [&str; 8] = ["rows", "dims", "predicted", "observed", "error", "seconds", "device", "rows/s"];
+/// The column that is there only if a device has timed something.
+const DEVICE: usize = 6;
 
 pub(super) fn render(profile: &Profile) -> String {
     let mut out = format!("{}, version {}\n", profile.model, profile.version);
@@ -80,11 +82,13 @@ fn table(profile: &Profile) -> String {
     let dims = profile.dims.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
     let mut cells = vec![HEADINGS.map(str::to_owned)];
     cells.extend(profile.rows.iter().map(|line| row(line, &dims)));
-    let widths: Vec<usize> =
-        (0..HEADINGS.len()).map(|at| cells.iter().map(|row| row[at].chars().count()).max().unwrap_or(0)).collect();
+    let timed = profile.rows.iter().any(|line| line.device_seconds.is_some());
+    let columns: Vec<usize> = (0..HEADINGS.len()).filter(|&at| timed || at != DEVICE).collect();
+    let width = |at: usize| cells.iter().map(|row| row[at].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = columns.iter().map(|&at| width(at)).collect();
     let mut out = String::new();
     for (index, row) in cells.iter().enumerate() {
-        let padded = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:>width$}"));
+        let padded = columns.iter().zip(&widths).map(|(&at, &width)| format!("{:>width$}", row[at]));
         out.push_str(&padded.collect::<Vec<_>>().join("  "));
         let line = index.checked_sub(1).and_then(|index| profile.rows.get(index));
         if line.is_some_and(|line| profile.knee == Some(line.rows)) {
@@ -98,7 +102,7 @@ fn table(profile: &Profile) -> String {
     out
 }
 
-fn row(line: &Line, dims: &str) -> [String; 7] {
+fn row(line: &Line, dims: &str) -> [String; 8] {
     [
         line.rows.to_string(),
         dims.to_owned(),
@@ -106,6 +110,7 @@ fn row(line: &Line, dims: &str) -> [String; 7] {
         ByteSize(line.observed_bytes).to_string(),
         format!("{:+.2}%", line.error_percent),
         format!("{:.6}", line.seconds),
+        line.device_seconds.map(|seconds| format!("{seconds:.6}")).unwrap_or_default(),
         format!("{:.1}", line.rows_per_second),
     ]
 }

@@ -10,7 +10,7 @@
 //! unrecorded, until there has been room for a while.
 
 use super::batch::Stages;
-use super::calibrate;
+use super::calibrate::{self, Trial};
 use super::cuda;
 use super::graphs::{self, Example, Graphs, Recipe};
 use super::inputs::batch_shape;
@@ -265,11 +265,11 @@ impl Session {
         let (mut kept, mut in_vain) = (Vec::new(), 0);
         for &rows in plan.sizes.iter().filter(|rows| **rows <= MOST_ROWS) {
             match self.record_one(&plan, rows, clock) {
-                Ok((before, after)) => {
+                Ok((before, Trial { took: after, device, .. })) => {
                     let gains = after.as_secs_f64() <= MUST_TAKE * before.as_secs_f64();
-                    let device = self.lanes.as_ref().and_then(Lanes::device_time).unwrap_or_default();
                     tracing::info!(rows, ?before, ?after, ?device, gains, "a run was recorded");
                     if gains || plan.mode == CudaGraph::On {
+                        self.note_device_time(rows, device);
                         kept.push((rows, after));
                         in_vain = 0;
                         continue;
@@ -323,7 +323,9 @@ impl Session {
         let Some(rows) = plan.sizes.iter().copied().find(|rows| !recorded.contains(rows)) else { return };
         let plan = plan.clone();
         match self.record_one(&plan, rows, clock) {
-            Ok((before, after)) => tracing::info!(rows, ?before, ?after, "a run was recorded again"),
+            Ok((before, Trial { took: after, .. })) => {
+                tracing::info!(rows, ?before, ?after, "a run was recorded again");
+            }
             Err(Unrecorded::Short(reason)) => {
                 tracing::info!(rows, reason, "a run could not be recorded again for want of memory");
                 // As long a calm as before, so that this is not tried again and again.
@@ -342,21 +344,21 @@ impl Session {
         self.unrecorded.as_deref()
     }
 
-    /// Records one size; answers how long it took before and how long it takes now.
-    fn record_one(&mut self, plan: &Plan, rows: Rows, clock: Clock) -> Result<(Duration, Duration), Unrecorded> {
+    /// Records one size; answers how long it took before, and a run of it now.
+    fn record_one(&mut self, plan: &Plan, rows: Rows, clock: Clock) -> Result<(Duration, Trial), Unrecorded> {
         let spec = self.spec.clone().ok_or_else(|| "the session has no model".to_owned())?;
         let fail = |error: RunError| match error {
             RunError::OutOfMemory { .. } => Unrecorded::Short(error.to_string()),
             _ => Unrecorded::Impossible(error.to_string()),
         };
         let how = (plan.integers, clock);
-        let (before, bytes) = calibrate::fastest(self, &spec, (rows, TRIALS), how).map_err(fail)?;
+        let Trial { took: before, bytes, .. } = calibrate::fastest(self, &spec, (rows, TRIALS), how).map_err(fail)?;
         let lanes = self.lanes.as_ref().ok_or_else(|| "the session has no device".to_owned())?;
         let (inputs, outputs) = lanes.last_shapes().ok_or_else(|| "it has outputs that stay on the host".to_owned())?;
         let example = Example { inputs, outputs, bytes };
         graphs::record(&self.graphs, &plan.recipe, (&spec, lanes.stream()), (rows, &example), clock)?;
         let after = calibrate::fastest(self, &spec, (rows, TRIALS), how);
-        let (after, _) = after.map_err(|error| {
+        let after = after.map_err(|error| {
             self.graphs.forget(&plan.recipe.scratch, rows, clock);
             fail(error)
         })?;

@@ -376,12 +376,6 @@ impl Lanes {
         [copy, own.done.since(&own.begun).ok(), idle].map(Option::unwrap_or_default)
     }
 
-    /// How long the device took for the last batch, copies of its outputs included.
-    pub(super) fn device_time(&self) -> Option<Duration> {
-        let slot = &self.slots[self.turns.last()];
-        slot.done.since(&slot.begun).ok()
-    }
-
     /// After a failure: nothing of the failed run is in the stream or the binding any more.
     pub(super) fn reset(&mut self) -> Result<(), CudaError> {
         self.running = false;

@@ -4,7 +4,7 @@
 //! must not show in the answers of a row; a model of which it does gets no padding. The same runs show which dimensions of outputs
 //! follow the length of a row, where the names in the graph do not say so, and which lengths do not run at all.
 
-use super::calibrate::synthetic;
+use super::synthetic::synthetic;
 use super::{Batch, BatchPart, Ran, RunError, Session};
 use crate::clock::Clock;
 use crate::model::pad::PaddedAxis;

@@ -19,13 +19,15 @@ use crate::memory::{Arena, Denied, Device, DeviceOptions, HOST_ALIGNMENT, Host};
 use crate::model::spec::{Side, Unsupported};
 use crate::model::{Dim, Graph, ModelSpec, TensorSpec};
 use crate::tensor::Tensor;
-use crate::units::{ByteSize, DeviceId, Instant};
+use crate::units::{ByteSize, DeviceId, Instant, Rows};
 use ort::session::SessionInputValue;
 use ort::session::builder::{AutoDevicePolicy, GraphOptimizationLevel, SessionBuilder};
 use ort::value::ValueType;
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// How a session is built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +48,8 @@ pub struct Session {
     pub(super) graphs: Arc<Graphs>,
     pub(super) plan: Option<Plan>,
     pub(super) unrecorded: Option<String>,
+    /// What the device needs for a size, as it times that itself.
+    device_times: BTreeMap<Rows, Duration>,
     /// Since when there has been room for what was dropped.
     pub(super) roomy_since: Option<Instant>,
     graph: Graph,
@@ -145,7 +149,6 @@ impl Session {
             None => text,
         })?;
         let graph = graph_of(&inner);
-        let buffers = graph.inputs.iter().map(|_| Buffer::default()).collect();
         if stream.is_some() {
             cuda::report(&arena.stats().label, &inner);
         }
@@ -166,11 +169,12 @@ impl Session {
             graphs: Arc::default(),
             plan: None,
             unrecorded: None,
+            device_times: BTreeMap::new(),
             roomy_since: None,
             _weights: weights,
+            buffers: graph.inputs.iter().map(|_| Buffer::default()).collect(),
             graph,
             spec: None,
-            buffers,
             outputs,
             arena,
             allocator,
@@ -188,6 +192,19 @@ impl Session {
     #[must_use]
     pub fn runs(&self) -> u64 {
         self.runs
+    }
+
+    /// How long the device needed for so many rows, copies of outputs included, in the run that counted when they were measured or
+    /// recorded last. `None`: they were not, or not on a GPU.
+    #[must_use]
+    pub fn device_time(&self, rows: Rows) -> Option<Duration> {
+        self.device_times.get(&rows).copied()
+    }
+
+    pub(super) fn note_device_time(&mut self, rows: Rows, took: Duration) {
+        if self.lanes.is_some() {
+            self.device_times.insert(rows, took);
+        }
     }
 
     /// Settles what the axes mean; without it nothing can run.

@@ -2,6 +2,7 @@
 
 use super::*;
 use concertina::runtime::Moment;
+use std::time::Duration;
 
 const SIZES: [Rows; 4] = [1, 2, 4, 8];
 
@@ -31,6 +32,10 @@ fn record(device: &Device, name: &str, file: &Path) -> Taped {
     let recorded = loaded.session.record(loaded.clock);
     println!("NUMBER {name}: recorded {recorded:?}");
     assert_eq!(loaded.session.recorded(), SIZES, "{name}");
+    for (rows, took) in recorded {
+        let device = loaded.session.device_time(rows).unwrap();
+        assert!(device > Duration::ZERO && device <= took, "{name}: {rows} rows: {device:?} of {took:?}");
+    }
     Taped { loaded, batches, plain }
 }
 
