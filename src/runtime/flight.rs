@@ -6,52 +6,21 @@
 //! Who is denied device memory: staging and launching first have recordings dropped, of this instance and then of others, and try
 //! once more. What is staged beside a run and still denied is staged again behind that run, which leaves it its memory. What is
 //! denied then, and what an operator is denied in a run, is [`RunError::OutOfMemory`], upon which the scheduler runs the rows in
-//! halves. Recordings that play meanwhile go behind their run. What is denied while a run is recorded leaves that size
-//! unrecorded, until there has been room for a while.
+//! halves. Recordings that play meanwhile go behind their run.
 
 use super::batch::Stages;
-use super::calibrate::{self, Trial};
 use super::cuda;
-use super::graphs::{self, Example, Graphs, Recipe};
+use super::graphs::{self, Graphs};
 use super::inputs::batch_shape;
 use super::lanes::{Lanes, Outputs, Staged};
 use super::outputs::Wanted;
 use super::session::{Ran, out_of_memory, without_paths};
-use super::shelf::Unrecorded;
 use super::{Batch, RunError, Session};
 use crate::clock::Clock;
 use crate::memory::{Arena, RunStats};
-use crate::model::settings::{CudaGraph, Fill};
 use crate::tensor::Tensor;
 use crate::units::{Instant, Rows};
 use std::time::Duration;
-
-/// Runs by which a recording and the run that it replaces are compared; the fastest of each counts.
-const TRIALS: u32 = 8;
-/// A recording must be so much faster.
-const MUST_TAKE: f64 = 0.9;
-/// Larger batches are not tried: what a recording saves is the host's work, and these keep the device busy for longer.
-const MOST_ROWS: Rows = 64;
-/// After so many sizes in a row that do not gain, larger ones are not tried.
-const PATIENCE: usize = 2;
-
-/// What was dropped for its memory is recorded again when there is so many times as much room as it takes…
-const ROOM: u64 = 4;
-/// …and has been for so long.
-const CALM: Duration = Duration::from_secs(5);
-
-/// What is to be recorded.
-#[derive(Clone, Debug)]
-pub struct Plan {
-    /// How.
-    pub recipe: Recipe,
-    /// Which sizes, ascending.
-    pub sizes: Vec<Rows>,
-    /// Whether only what gains is kept.
-    pub mode: CudaGraph,
-    /// What integers of synthetic rows are.
-    pub integers: Fill,
-}
 
 /// A batch whose inputs are on their way to the device.
 #[derive(Debug)]
@@ -249,129 +218,6 @@ impl Session {
         stages.scatter = clock.now().since(started);
         stages.begun[2] = started;
         Ran { result, stages, bytes: stats.footprint }
-    }
-
-    /// Says what to record when the thread that will run this session is there.
-    pub fn plan_recording(&mut self, plan: Plan) {
-        let weak = std::sync::Arc::downgrade(&self.graphs);
-        // Asked by whoever needs memory, on any thread.
-        self.arena.device().on_shortage(Box::new(move || weak.upgrade().map(|graphs| graphs.drop_all())));
-        self.plan = Some(plan);
-    }
-
-    /// Records what was planned, on the thread that will play it, and answers how long each recorded size takes now.
-    pub fn record(&mut self, clock: Clock) -> Vec<(Rows, Duration)> {
-        let Some(plan) = self.plan.take() else { return Vec::new() };
-        let (mut kept, mut in_vain) = (Vec::new(), 0);
-        for &rows in plan.sizes.iter().filter(|rows| **rows <= MOST_ROWS) {
-            match self.record_one(&plan, rows, clock) {
-                Ok((before, Trial { took: after, device, .. })) => {
-                    let gains = after.as_secs_f64() <= MUST_TAKE * before.as_secs_f64();
-                    tracing::info!(rows, ?before, ?after, ?device, gains, "a run was recorded");
-                    if gains || plan.mode == CudaGraph::On {
-                        self.note_device_time(rows, device);
-                        kept.push((rows, after));
-                        in_vain = 0;
-                        continue;
-                    }
-                    self.graphs.forget(&plan.recipe.scratch, rows, clock);
-                    in_vain += 1;
-                    if in_vain >= PATIENCE {
-                        break;
-                    }
-                }
-                Err(reason) => {
-                    let short = matches!(reason, Unrecorded::Short(_));
-                    let reason = without_paths(cuda::without_host(&reason.to_string()));
-                    tracing::info!(rows, reason, short, "runs of this model are not recorded");
-                    self.unrecorded = Some(format!("{rows} rows: {reason}"));
-                    break;
-                }
-            }
-        }
-        self.warm_again(&plan, &kept, clock);
-        let sizes = kept.iter().map(|(rows, _)| *rows).collect();
-        self.plan = Some(Plan { sizes, ..plan });
-        kept
-    }
-
-    /// Recording has run the small sizes last. Where sessions keep to sizes, those that are not played back get theirs again now,
-    /// and not while somebody waits.
-    fn warm_again(&mut self, plan: &Plan, kept: &[(Rows, Duration)], clock: Clock) {
-        let Some(spec) = self.spec.clone().filter(|_| self.lanes.as_ref().is_some_and(Lanes::has_twins)) else {
-            return;
-        };
-        for &rows in plan.sizes.iter().filter(|rows| kept.iter().all(|(other, _)| other != *rows)) {
-            // What does not run now will say so when it is asked for.
-            let _ = calibrate::fastest(self, &spec, (rows, 1), (plan.integers, clock));
-        }
-    }
-
-    /// Records one size again that was dropped for its memory, if there has been room for a while. Called when nothing else
-    /// is to be done.
-    pub(super) fn restore_one(&mut self, clock: Clock) {
-        let Some(plan) = self.plan.as_ref().filter(|plan| plan.sizes.len() > self.graphs.count()) else { return };
-        let now = clock.now();
-        if self.arena.device().sample(now).budget.0 < ROOM * plan.recipe.missing().0 {
-            self.roomy_since = None;
-            return;
-        }
-        if now.since(*self.roomy_since.get_or_insert(now)) < CALM {
-            return;
-        }
-        let recorded = self.graphs.sizes();
-        let Some(rows) = plan.sizes.iter().copied().find(|rows| !recorded.contains(rows)) else { return };
-        let plan = plan.clone();
-        match self.record_one(&plan, rows, clock) {
-            Ok((before, Trial { took: after, .. })) => {
-                tracing::info!(rows, ?before, ?after, "a run was recorded again");
-            }
-            Err(Unrecorded::Short(reason)) => {
-                tracing::info!(rows, reason, "a run could not be recorded again for want of memory");
-                // As long a calm as before, so that this is not tried again and again.
-                self.roomy_since = None;
-            }
-            Err(Unrecorded::Impossible(reason)) => {
-                tracing::info!(rows, reason, "a run could not be recorded again");
-                self.plan = None;
-            }
-        }
-    }
-
-    /// Why sizes are missing among those that are recorded.
-    #[must_use]
-    pub fn unrecorded(&self) -> Option<&str> {
-        self.unrecorded.as_deref()
-    }
-
-    /// Records one size; answers how long it took before, and a run of it now.
-    fn record_one(&mut self, plan: &Plan, rows: Rows, clock: Clock) -> Result<(Duration, Trial), Unrecorded> {
-        let spec = self.spec.clone().ok_or_else(|| "the session has no model".to_owned())?;
-        let fail = |error: RunError| match error {
-            RunError::OutOfMemory { .. } => Unrecorded::Short(error.to_string()),
-            _ => Unrecorded::Impossible(error.to_string()),
-        };
-        let how = (plan.integers, clock);
-        let Trial { took: before, bytes, .. } = calibrate::fastest(self, &spec, (rows, TRIALS), how).map_err(fail)?;
-        let lanes = self.lanes.as_ref().ok_or_else(|| "the session has no device".to_owned())?;
-        let (inputs, outputs) = lanes.last_shapes().ok_or_else(|| "it has outputs that stay on the host".to_owned())?;
-        let example = Example { inputs, outputs, bytes };
-        graphs::record(&self.graphs, &plan.recipe, (&spec, lanes.stream()), (rows, &example), clock)?;
-        let after = calibrate::fastest(self, &spec, (rows, TRIALS), how);
-        let after = after.map_err(|error| {
-            self.graphs.forget(&plan.recipe.scratch, rows, clock);
-            fail(error)
-        })?;
-        if !self.graphs.sizes().contains(&rows) {
-            return Err(Unrecorded::Short("its memory was wanted elsewhere at once".to_owned()));
-        }
-        Ok((before, after))
-    }
-
-    /// The sizes that are recorded.
-    #[must_use]
-    pub fn recorded(&self) -> Vec<Rows> {
-        self.graphs.sizes()
     }
 
     /// For tests: two batches as a worker runs them that works ahead, except that both give out their rows at the very end.

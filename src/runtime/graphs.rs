@@ -150,15 +150,16 @@ pub(super) fn record(
         let ended = stream.synchronize();
         let footprint = usize::try_from(allocator.pause_run().0).unwrap_or(usize::MAX);
         ran?;
-        ended.map_err(|error| error.to_string())?;
+        ended?;
         let (inputs, bytes) = (example.inputs.clone(), example.bytes);
         Ok(Kept { rows, inputs, bytes, footprint, recording: Arc::new(Mutex::new(recording)) })
     })
 }
 
-/// What a failure means: a shortage, if anything was denied since there were so many denials.
+/// What a failure means: a shortage, if anything was denied since there were so many denials, or if it says so.
 fn short(allocator: &SessionAllocator, before: u64, reason: String) -> Unrecorded {
-    if allocator.denials() > before { Unrecorded::Short(reason) } else { Unrecorded::Impossible(reason) }
+    let short = allocator.denials() > before || cuda::is_shortage(&reason);
+    if short { Unrecorded::Short(reason) } else { Unrecorded::Impossible(reason) }
 }
 
 /// A session whose dimensions do not vary, and which records what it puts into the stream.

@@ -5,11 +5,11 @@ use super::allocator::{Arenas, SessionAllocator};
 use super::batch::Stages;
 use super::cuda::{self, CudaOptions};
 use super::element;
-use super::flight::Plan;
 use super::graphs::Graphs;
 use super::inputs::{Buffer, InArena, gather_input};
 use super::lanes::Lanes;
 use super::outputs::{Outputs, Wanted};
+use super::recording::{Plan, Retry};
 use super::twins::{self, Twins};
 use super::weights::Weights;
 use super::{Batch, RunError, Runtime};
@@ -19,7 +19,7 @@ use crate::memory::{Arena, Denied, Device, DeviceOptions, HOST_ALIGNMENT, Host};
 use crate::model::spec::{Side, Unsupported};
 use crate::model::{Dim, Graph, ModelSpec, TensorSpec};
 use crate::tensor::Tensor;
-use crate::units::{ByteSize, DeviceId, Instant, Rows};
+use crate::units::{ByteSize, DeviceId, Rows};
 use ort::session::SessionInputValue;
 use ort::session::builder::{AutoDevicePolicy, GraphOptimizationLevel, SessionBuilder};
 use ort::value::ValueType;
@@ -50,8 +50,7 @@ pub struct Session {
     pub(super) unrecorded: Option<String>,
     /// What the device needs for a size, as it times that itself.
     device_times: BTreeMap<Rows, Duration>,
-    /// Since when there has been room for what was dropped.
-    pub(super) roomy_since: Option<Instant>,
+    pub(super) retry: Retry,
     graph: Graph,
     pub(super) spec: Option<Arc<ModelSpec>>,
     buffers: Vec<Buffer>,
@@ -170,7 +169,7 @@ impl Session {
             plan: None,
             unrecorded: None,
             device_times: BTreeMap::new(),
-            roomy_since: None,
+            retry: Retry::default(),
             _weights: weights,
             buffers: graph.inputs.iter().map(|_| Buffer::default()).collect(),
             graph,

@@ -5,6 +5,7 @@
 //! go, so whoever asks then is remembered: they go as soon as that is over.
 
 use crate::clock::Clock;
+use crate::memory::cuda::CudaError;
 use crate::memory::{Arena, Block, Denied};
 use crate::tensor::Shape;
 use crate::units::{ByteSize, Rows};
@@ -60,6 +61,13 @@ impl From<String> for Unrecorded {
 impl From<Denied> for Unrecorded {
     fn from(denied: Denied) -> Self {
         Self::Short(denied.to_string())
+    }
+}
+
+impl From<CudaError> for Unrecorded {
+    fn from(error: CudaError) -> Self {
+        let reason = error.to_string();
+        if error.is_out_of_memory() { Self::Short(reason) } else { Self::Impossible(reason) }
     }
 }
 
@@ -244,6 +252,12 @@ mod tests {
 
     fn guarded(scratch: &Arena) -> usize {
         usize::try_from(scratch.stats().allocated.0).unwrap() / MIB
+    }
+
+    #[test]
+    fn the_driver_without_memory_is_a_shortage_and_its_other_faults_are_not() {
+        assert_eq!(Unrecorded::from(CudaError::of(2)), Unrecorded::Short("a call: CUDA_ERROR (2)".to_owned()));
+        assert_eq!(Unrecorded::from(CudaError::of(900)), Unrecorded::Impossible("a call: CUDA_ERROR (900)".to_owned()));
     }
 
     #[test]

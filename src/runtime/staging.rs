@@ -41,9 +41,7 @@ impl Packed {
     /// If the device or the host has no room for them.
     pub(super) fn new(arena: &Arena, bytes: usize) -> Result<Self, Unrecorded> {
         match arena.device().gpu() {
-            Some(gpu) if bytes <= MOST_READ_IN_PLACE => {
-                Ok(Self::Host(Pinned::new(gpu, bytes).map_err(|error| error.to_string())?))
-            }
+            Some(gpu) if bytes <= MOST_READ_IN_PLACE => Ok(Self::Host(Pinned::new(gpu, bytes)?)),
             _ => Ok(Self::Device(arena.block(bytes)?)),
         }
     }

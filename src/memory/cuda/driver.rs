@@ -24,6 +24,12 @@ impl CudaError {
         self.code == CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32
     }
 
+    /// One with this code, without a driver to ask for its name.
+    #[cfg(test)]
+    pub(crate) fn of(code: u32) -> Self {
+        Self { call: "a call", name: "CUDA_ERROR".to_owned(), code }
+    }
+
     /// Whether the device is lost for this process.
     #[must_use]
     pub fn is_sticky(&self) -> bool {
