@@ -13,6 +13,7 @@ mod inputs;
 mod lanes;
 pub mod lengths;
 pub mod library;
+mod locks;
 mod outputs;
 pub mod padding;
 mod recording;

@@ -9,6 +9,7 @@
 #![allow(unsafe_code)]
 
 use super::library::Runtime;
+use super::locks::Locks;
 use crate::memory::cuda::Gpu;
 use crate::memory::{Arena, ArenaKind, ArenaOptions, Denied, Device, MemoryError, RunStats, heap};
 use crate::units::{ByteSize, Instant};
@@ -18,7 +19,7 @@ use ort::sys::{OrtAllocator, OrtMemoryInfo};
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// Kernels of some architectures read a little beyond the end of a block.
 const OVERREAD: usize = if cfg!(target_arch = "aarch64") { 64 } else { 0 };
@@ -111,8 +112,22 @@ impl SessionAllocator {
     /// # Errors
     /// ONNX Runtime's text, of the registration or of the commit.
     pub(super) fn bind<T>(&self, runtime: &Runtime, commit: impl FnOnce() -> ort::Result<T>) -> Result<T, String> {
+        self.bind_if(Locks::Wait, runtime, commit).unwrap_or_else(|| unreachable!("it waits"))
+    }
+
+    /// As [`Self::bind`]; `None` if somebody else binds one and nobody is to wait.
+    pub(super) fn bind_if<T>(
+        &self,
+        locks: Locks,
+        runtime: &Runtime,
+        commit: impl FnOnce() -> ort::Result<T>,
+    ) -> Option<Result<T, String>> {
+        let _one_at_a_time = locks.take(&REGISTRATION)?;
+        Some(self.bind_alone(runtime, commit))
+    }
+
+    fn bind_alone<T>(&self, runtime: &Runtime, commit: impl FnOnce() -> ort::Result<T>) -> Result<T, String> {
         let text = |error: ort::Error| error.message().to_owned();
-        let _one_at_a_time = REGISTRATION.lock().unwrap_or_else(PoisonError::into_inner);
         let environment = runtime.environment.ptr().cast_mut();
         let allocator = Arc::as_ptr(&self.shared).cast_mut().cast::<OrtAllocator>();
         // SAFETY: the environment lives as long as the process; what an `Arc` holds stays where it is, its owner keeps it
@@ -168,6 +183,11 @@ impl SessionAllocator {
         self.shared.running.store(false, Ordering::Release);
         self.shared.arenas.run.end_run(now)
     }
+}
+
+/// Whether nobody loads a session now.
+pub(super) fn is_free() -> bool {
+    Locks::Try.take(&REGISTRATION).is_some()
 }
 
 /// ONNX Runtime's name for the memory of a GPU, or of the host.

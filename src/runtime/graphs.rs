@@ -6,11 +6,12 @@
 //! arena that gives nothing back; the recordings of one instance share it, for they play one after the other. Under pressure
 //! they are dropped first, all of an instance at once.
 
-use super::allocator::{Arenas, SessionAllocator};
+use super::allocator::{self, Arenas, SessionAllocator, memory_info};
 use super::bound::{self, DeviceTensor, Place};
 use super::cuda::{self, CudaOptions};
 use super::inputs::packed;
 use super::lanes::Recorded;
+use super::locks::Locks;
 use super::shelf::{Kept, Shelf, Unrecorded};
 use super::staging::Packed;
 use super::weights::Weights;
@@ -26,7 +27,7 @@ use ort::session::builder::GraphOptimizationLevel;
 use ort::session::{IoBinding, Session};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// While one records, no other thread of this process may begin to.
 static RECORDING: Mutex<()> = Mutex::new(());
@@ -124,17 +125,18 @@ pub(super) fn record(
     recipe: &Recipe,
     (spec, stream): (&ModelSpec, &Arc<Stream>),
     (rows, example): (Rows, &Example),
-    clock: Clock,
+    (locks, clock): (Locks, Clock),
 ) -> Result<(), Unrecorded> {
-    let _one_at_a_time = RECORDING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _one_at_a_time = locks.take(&RECORDING).ok_or(Unrecorded::Busy)?;
     let (weights, run, buffers) = (recipe.kept.clone(), recipe.scratch.clone(), recipe.kept.clone());
     let allocator = SessionAllocator::new(Arenas { weights, run, buffers })?;
     let denials = allocator.denials();
-    let session = build(recipe, &allocator, stream, &overrides(spec, rows, &example.inputs)?)
-        .map_err(|reason| short(&allocator, denials, reason))?;
+    let sizes = overrides(spec, rows, &example.inputs)?;
+    let session = build(recipe, &allocator, (stream, locks), &sizes).ok_or(Unrecorded::Busy)?;
+    let session = session.map_err(|reason| short(&allocator, denials, reason))?;
     let text = |error: ort::Error| error.message().to_owned();
     let mut binding = session.create_binding().map_err(text)?;
-    let info = super::allocator::memory_info(recipe.kept.device().gpu())?;
+    let info = memory_info(recipe.kept.device().gpu())?;
     let recorded = bind(&mut binding, spec, example, (&recipe.kept, &info))?;
     let (weights, stream) = (recipe.cuda.weights.clone(), Arc::clone(stream));
     // Whole from here on: a failure drops its parts in their order.
@@ -156,20 +158,25 @@ pub(super) fn record(
     })
 }
 
+/// Whether nobody records or loads anything now.
+pub(super) fn is_free() -> bool {
+    Locks::Try.take(&RECORDING).is_some() && allocator::is_free()
+}
+
 /// What a failure means: a shortage, if anything was denied since there were so many denials, or if it says so.
 fn short(allocator: &SessionAllocator, before: u64, reason: String) -> Unrecorded {
     let short = allocator.denials() > before || cuda::is_shortage(&reason);
     if short { Unrecorded::Short(reason) } else { Unrecorded::Impossible(reason) }
 }
 
-/// A session whose dimensions do not vary, and which records what it puts into the stream.
+/// A session whose dimensions do not vary, and which records what it puts into the stream. `None`: another one is being loaded.
 fn build(
     recipe: &Recipe,
     allocator: &SessionAllocator,
-    stream: &Stream,
+    (stream, locks): (&Stream, Locks),
     overrides: &[(String, i64)],
-) -> Result<Session, String> {
-    allocator.bind(&recipe.runtime, || {
+) -> Option<Result<Session, String>> {
+    allocator.bind_if(locks, &recipe.runtime, || {
         let mut builder = Session::builder(&recipe.runtime.environment)?
             .with_optimization_level(GraphOptimizationLevel::All)?
             .with_intra_threads(1)?

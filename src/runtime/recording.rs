@@ -1,6 +1,9 @@
 //! Which runs of a session are recorded, and when: some sizes while the model loads, and again, or for the first time, what a
 //! shortage of memory has taken or denied.
 //!
+//! Recording takes a session and some runs, on the thread that serves, so what is missing waits until nobody has asked for
+//! anything for a while, and one size is made at a time.
+//!
 //! What is denied memory while it is recorded leaves that size and the larger ones unrecorded, until there has been room for a
 //! while. Whoever needs memory has what is recorded dropped: see `flight`.
 
@@ -8,6 +11,7 @@ use super::calibrate::{self, Trial};
 use super::cuda;
 use super::graphs::{self, Example, Recipe};
 use super::lanes::Lanes;
+use super::locks::Locks;
 use super::session::without_paths;
 use super::shelf::Unrecorded;
 use super::{RunError, Session};
@@ -25,7 +29,10 @@ const MOST_ROWS: Rows = 64;
 /// After so many sizes in a row that do not gain, larger ones are not tried.
 const PATIENCE: usize = 2;
 
-/// What is missing for its memory is recorded when there is so many times as much room as what was dropped takes…
+/// What is missing is recorded when the instance has had nothing to do for so long. A steady flow of
+/// more than a few requests per second leaves no such time; what comes behind such a time seldom meets a recording…
+pub(super) const IDLE: Duration = Duration::from_secs(2);
+/// …and there is so many times as much room as what was dropped takes…
 const ROOM: u64 = 4;
 /// …and has been for so long, and twice as long after each attempt that fell short…
 const CALM: Duration = Duration::from_secs(5);
@@ -57,7 +64,8 @@ impl Session {
     /// Records what was planned, on the thread that will play it, and answers how long each recorded size takes now.
     pub fn record(&mut self, clock: Clock) -> Vec<(Rows, Duration)> {
         let Some(plan) = self.plan.take() else { return Vec::new() };
-        let Climbed { recorded, wanted, fault } = climb(&plan.sizes, |rows| self.try_one(&plan, rows, clock));
+        let Climbed { recorded, wanted, fault } =
+            climb(&plan.sizes, |rows| self.try_one(&plan, rows, (Locks::Wait, clock)));
         if let Some((rows, reason)) = fault {
             let short = matches!(reason, Unrecorded::Short(_));
             let reason = without_paths(cuda::without_host(&reason.to_string()));
@@ -70,8 +78,13 @@ impl Session {
     }
 
     /// Records one size and answers how long it takes now; `None`: no recording of it is worth its memory.
-    fn try_one(&mut self, plan: &Plan, rows: Rows, clock: Clock) -> Result<Option<Duration>, Unrecorded> {
-        let (before, Trial { took: after, device, .. }) = self.record_one(plan, rows, clock)?;
+    fn try_one(
+        &mut self,
+        plan: &Plan,
+        rows: Rows,
+        (locks, clock): (Locks, Clock),
+    ) -> Result<Option<Duration>, Unrecorded> {
+        let (before, Trial { took: after, device, .. }) = self.record_one(plan, rows, (locks, clock))?;
         let gains = after.as_secs_f64() <= MUST_TAKE * before.as_secs_f64();
         tracing::info!(rows, ?before, ?after, ?device, gains, "a run was recorded");
         if !gains && plan.mode != CudaGraph::On {
@@ -94,25 +107,32 @@ impl Session {
         }
     }
 
-    /// Records one size that is missing for its memory, if there has been room for a while. Called when nothing else is to be
-    /// done.
-    pub(super) fn restore_one(&mut self, clock: Clock) {
-        let Some(plan) = self.plan.as_ref().filter(|plan| plan.sizes.len() > self.graphs.count()) else { return };
+    /// Whether sizes are missing for their memory: then [`Self::restore_one`] is to be called after each [`IDLE`] without a batch.
+    pub(super) fn misses_recordings(&self) -> bool {
+        self.plan.as_ref().is_some_and(|plan| plan.sizes.len() > self.graphs.count())
+    }
+
+    /// Records one size that is missing for its memory, if nobody has wanted anything since `idle_since`, there has been room for
+    /// a while, and nobody else loads or records.
+    pub(super) fn restore_one(&mut self, idle_since: Instant, clock: Clock) {
+        let Some(plan) = self.plan.as_ref().filter(|_| self.misses_recordings()) else { return };
         let now = clock.now();
         let roomy = self.arena.device().sample(now).budget.0 >= ROOM * plan.recipe.missing().0;
-        if !self.retry.is_due(now, roomy) {
+        // Before the runs that a recording is compared with.
+        if !self.retry.is_due(now, idle_since, roomy) || !graphs::is_free() {
             return;
         }
         let recorded = self.graphs.sizes();
         let Some(rows) = plan.sizes.iter().copied().find(|rows| !recorded.contains(rows)) else { return };
         let plan = plan.clone();
-        let tried = self.try_one(&plan, rows, clock);
+        let tried = self.try_one(&plan, rows, (Locks::Try, clock));
         match &tried {
             Err(Unrecorded::Short(reason)) => {
                 tracing::info!(rows, reason, "a run could not be recorded for want of memory");
                 self.retry.fell_short();
             }
             Err(Unrecorded::Impossible(reason)) => tracing::info!(rows, reason, "a run could not be recorded"),
+            Err(Unrecorded::Busy) => {}
             Ok(_) => self.retry.went_well(),
         }
         self.plan = Some(Plan { sizes: still_wanted(&plan.sizes, rows, &tried), ..plan });
@@ -125,7 +145,12 @@ impl Session {
     }
 
     /// Records one size; answers how long it took before, and a run of it now.
-    fn record_one(&mut self, plan: &Plan, rows: Rows, clock: Clock) -> Result<(Duration, Trial), Unrecorded> {
+    fn record_one(
+        &mut self,
+        plan: &Plan,
+        rows: Rows,
+        (locks, clock): (Locks, Clock),
+    ) -> Result<(Duration, Trial), Unrecorded> {
         let spec = self.spec.clone().ok_or_else(|| "the session has no model".to_owned())?;
         let fail = |error: RunError| match error {
             RunError::OutOfMemory { .. } => Unrecorded::Short(error.to_string()),
@@ -136,7 +161,7 @@ impl Session {
         let lanes = self.lanes.as_ref().ok_or_else(|| "the session has no device".to_owned())?;
         let (inputs, outputs) = lanes.last_shapes().ok_or_else(|| "it has outputs that stay on the host".to_owned())?;
         let example = Example { inputs, outputs, bytes };
-        graphs::record(&self.graphs, &plan.recipe, (&spec, lanes.stream()), (rows, &example), clock)?;
+        graphs::record(&self.graphs, &plan.recipe, (&spec, lanes.stream()), (rows, &example), (locks, clock))?;
         let after = calibrate::fastest(self, &spec, (rows, TRIALS), how);
         let after = after.map_err(|error| {
             self.graphs.forget(&plan.recipe.scratch, rows, clock);
@@ -194,11 +219,11 @@ fn climb(sizes: &[Rows], mut attempt: impl FnMut(Rows) -> Result<Option<Duration
     Climbed { recorded, wanted, fault }
 }
 
-/// What of a plan is still to be kept recorded after one size was tried: all if memory was short, all others if it does not gain,
+/// What of a plan is still to be kept recorded after one size was tried: all if memory was short or others were busy, all others if it does not gain,
 /// and only smaller ones if it cannot be recorded.
 fn still_wanted(sizes: &[Rows], tried: Rows, result: &Result<Option<Duration>, Unrecorded>) -> Vec<Rows> {
     let stays = |rows: &Rows| match result {
-        Ok(Some(_)) | Err(Unrecorded::Short(_)) => true,
+        Ok(Some(_)) | Err(Unrecorded::Short(_) | Unrecorded::Busy) => true,
         Ok(None) => *rows != tried,
         Err(Unrecorded::Impossible(_)) => *rows < tried,
     };
@@ -215,14 +240,14 @@ pub(super) struct Retry {
 }
 
 impl Retry {
-    /// Whether one may be tried now; `roomy`: whether there is room now.
-    fn is_due(&mut self, now: Instant, roomy: bool) -> bool {
+    /// Whether one may be tried now, of an instance that has had nothing to do since then; `roomy`: whether there is room now.
+    fn is_due(&mut self, now: Instant, idle_since: Instant, roomy: bool) -> bool {
         if !roomy {
             self.roomy_since = None;
             return false;
         }
         let calm = CALM.saturating_mul(2u32.saturating_pow(self.fell_short)).min(MOST_CALM);
-        now.since(*self.roomy_since.get_or_insert(now)) >= calm
+        now.since(*self.roomy_since.get_or_insert(now)) >= calm && now.since(idle_since) >= IDLE
     }
 
     /// There was less room than it looked like.
@@ -241,6 +266,10 @@ mod tests {
     use super::*;
 
     const TOOK: Duration = Duration::from_millis(1);
+
+    fn at(seconds: u64) -> Instant {
+        Instant(seconds * 1_000_000_000)
+    }
 
     fn short() -> Unrecorded {
         Unrecorded::Short("no memory".to_owned())
@@ -285,22 +314,31 @@ mod tests {
         let after = |result| still_wanted(&[1, 2, 4, 8], 4, &result);
         assert_eq!(after(Ok(Some(TOOK))), [1, 2, 4, 8]);
         assert_eq!(after(Err(short())), [1, 2, 4, 8]);
+        assert_eq!(after(Err(Unrecorded::Busy)), [1, 2, 4, 8]);
         assert_eq!(after(Ok(None)), [1, 2, 8]);
         assert_eq!(after(Err(impossible())), [1, 2]);
     }
 
     #[test]
     fn a_calm_is_as_long_as_there_is_room_and_doubles_with_each_attempt_that_falls_short() {
-        let at = |seconds: u64| Instant(seconds * 1_000_000_000);
+        let due = |retry: &mut Retry, seconds, roomy| retry.is_due(at(seconds), at(0), roomy);
         let mut retry = Retry::default();
-        assert!(!retry.is_due(at(10), true) && !retry.is_due(at(14), true) && retry.is_due(at(15), true));
+        assert!(!due(&mut retry, 10, true) && !due(&mut retry, 14, true) && due(&mut retry, 15, true));
         // A moment without room begins it anew.
-        assert!(!retry.is_due(at(16), false) && !retry.is_due(at(17), true) && retry.is_due(at(22), true));
+        assert!(!due(&mut retry, 16, false) && !due(&mut retry, 17, true) && due(&mut retry, 22, true));
         retry.fell_short();
-        assert!(!retry.is_due(at(30), true) && !retry.is_due(at(39), true) && retry.is_due(at(40), true));
+        assert!(!due(&mut retry, 30, true) && !due(&mut retry, 39, true) && due(&mut retry, 40, true));
         (0..100).for_each(|_| retry.fell_short());
-        assert!(!retry.is_due(at(100), true) && !retry.is_due(at(699), true) && retry.is_due(at(700), true));
+        assert!(!due(&mut retry, 100, true) && !due(&mut retry, 699, true) && due(&mut retry, 700, true));
         retry.went_well();
-        assert!(!retry.is_due(at(701), false) && !retry.is_due(at(702), true) && retry.is_due(at(707), true));
+        assert!(!due(&mut retry, 701, false) && !due(&mut retry, 702, true) && due(&mut retry, 707, true));
+    }
+
+    #[test]
+    fn an_instance_that_was_busy_a_moment_ago_records_nothing_but_its_calm_goes_on() {
+        let mut retry = Retry::default();
+        assert!(!retry.is_due(at(10), at(9), true));
+        assert!(!retry.is_due(at(20), at(19), true), "it may be asked again at once");
+        assert!(retry.is_due(at(21), at(19), true));
     }
 }

@@ -50,6 +50,8 @@ pub(super) enum Unrecorded {
     Impossible(String),
     /// Memory was short; another time it may work.
     Short(String),
+    /// Somebody else loads or records, and a thread that serves does not wait.
+    Busy,
 }
 
 impl From<String> for Unrecorded {
@@ -73,8 +75,10 @@ impl From<CudaError> for Unrecorded {
 
 impl std::fmt::Display for Unrecorded {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (Self::Impossible(reason) | Self::Short(reason)) = self;
-        f.write_str(reason)
+        match self {
+            Self::Impossible(reason) | Self::Short(reason) => f.write_str(reason),
+            Self::Busy => f.write_str("another model is being loaded"),
+        }
     }
 }
 

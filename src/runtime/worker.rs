@@ -2,14 +2,17 @@
 
 use super::batch::Stages;
 use super::flight::{Ready, Running};
+use super::recording::IDLE;
 use super::session::Ran;
 use super::{Batch, Completion, RunError, Session};
 use crate::clock::Clock;
 use crate::units::{BatchId, ByteSize, InstanceId, Rows};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender};
-use std::thread::JoinHandle;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{JoinHandle, Thread};
 use std::time::Duration;
 use tokio::sync::mpsc;
 
@@ -87,7 +90,7 @@ impl Worker {
     /// first are given out.
     fn work_ahead(mut self, mut batches: mpsc::Receiver<Batch>) {
         let mut desk = Desk::default();
-        while desk.running.is_some() || desk.next.is_some() || desk.take(batches.blocking_recv()) {
+        while desk.running.is_some() || desk.next.is_some() || self.await_batch(&mut batches, &mut desk) {
             let turn = catch_unwind(AssertUnwindSafe(|| self.turn(&mut batches, &mut desk)));
             // After a panic one batch that is not answered yet is enough: the loop gives up all others of this instance.
             let (batch, ran) = match turn {
@@ -101,16 +104,22 @@ impl Worker {
             if self.completions.blocking_send(completion).is_err() || lost {
                 return;
             }
-            let idle = desk.running.is_none() && desk.next.is_none() && batches.is_empty();
-            if idle && !batches.is_closed() {
-                // Nobody waits, and more may come: the time for what takes a moment. Once behind a batch, never in a circle.
-                let clock = self.clock;
-                let restored = catch_unwind(AssertUnwindSafe(|| self.session.restore_one(clock)));
-                if restored.is_err() {
-                    return;
-                }
+        }
+    }
+
+    /// Takes the next batch; whether there is one. While none comes, what is missing among the recordings is made.
+    fn await_batch(&mut self, batches: &mut mpsc::Receiver<Batch>, desk: &mut Desk) -> bool {
+        let (clock, idle_since) = (self.clock, self.clock.now());
+        while self.session.misses_recordings() {
+            if let Some(batch) = receive_within(batches, IDLE, clock) {
+                return desk.take(batch);
+            }
+            let restored = catch_unwind(AssertUnwindSafe(|| self.session.restore_one(idle_since, clock)));
+            if restored.is_err() {
+                return false;
             }
         }
+        desk.take(batches.blocking_recv())
     }
 
     /// Launches what is there, or waits for what runs and launches the next one behind it.
@@ -174,9 +183,60 @@ impl Desk {
     }
 }
 
+/// What comes within this time, where `Some(None)` is the end of the channel, or `None`. Outside of any runtime, whose timers this
+/// thread does not have.
+fn receive_within<T>(channel: &mut mpsc::Receiver<T>, within: Duration, clock: Clock) -> Option<Option<T>> {
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut context = Context::from_waker(&waker);
+    let end = clock.now() + within;
+    loop {
+        if let Poll::Ready(came) = channel.poll_recv(&mut context) {
+            return Some(came);
+        }
+        let left = end.since(clock.now());
+        if left.is_zero() {
+            return None;
+        }
+        std::thread::park_timeout(left);
+    }
+}
+
+/// Wakes a thread.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
 /// What a panic leaves of a run.
 fn lost_by(panic: &(dyn Any + Send)) -> Ran {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without a message");
     Ran { result: Err(RunError::Lost(text.to_owned())), stages: Stages::default(), bytes: ByteSize::ZERO }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(3600);
+
+    #[test]
+    fn what_comes_in_time_is_taken_and_what_does_not_is_not_waited_for() {
+        let (sender, mut receiver) = mpsc::channel(1);
+        let clock = Clock::start();
+        assert_eq!(receive_within(&mut receiver, Duration::ZERO, clock), None);
+        assert_eq!(receive_within(&mut receiver, Duration::from_millis(1), clock), None);
+        sender.try_send(7).expect("there is room");
+        assert_eq!(receive_within(&mut receiver, LONG, clock), Some(Some(7)));
+        // Whoever waits already is woken, by a value as by the end.
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| [(); 2].map(|()| receive_within(&mut receiver, LONG, clock)));
+            sender.blocking_send(8).expect("it is taken");
+            drop(sender);
+            assert_eq!(waiter.join().expect("no panic"), [Some(Some(8)), Some(None)]);
+        });
+    }
 }
