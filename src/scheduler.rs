@@ -43,6 +43,19 @@ pub use stats::{DeviceStats, ModelStats};
 use crate::units::{BatchId, ByteSize, ClassId, DeviceId, FamilyId, InstanceId, Instant, ModelId, RequestId, Rows};
 use std::time::Duration;
 
+/// What the rows of a batch have to do with the sizes of the ladder.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rounding {
+    /// Nothing: any size up to the last one may run as it is, and the ladder only says at which sizes costs are known.
+    #[default]
+    Off,
+    /// A batch that something else than its rows makes smaller gets one of them. For an executor that any other size costs a new plan:
+    /// free memory changes all the time by a few rows, and the sizes would with it.
+    Down,
+    /// The executor pads every batch up to one of them (graphs, shape-specialised kernels).
+    Up,
+}
+
 /// What the scheduler needs to know of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelPlan {
@@ -54,9 +67,8 @@ pub struct ModelPlan {
     pub instances: Vec<InstanceId>,
     /// Batch sizes, ascending; the last is the largest that is ever formed. Never empty.
     pub ladder: Vec<Rows>,
-    /// Whether the executor pads every batch up to a ladder size (graphs, shape-specialised kernels). If not, any size up
-    /// to the last ladder size may run as it is, and the ladder only says at which sizes costs are known.
-    pub round_up: bool,
+    /// What batches have to do with the sizes of the ladder.
+    pub rounding: Rounding,
     /// Batches an instance may hold, the running one included. The second is given only when it is as large as it would be
     /// later, so that holding it costs no batching.
     pub pipeline: u32,

@@ -8,7 +8,7 @@ use concertina::metrics::Metrics;
 use concertina::model::{Dim, InferRequest, InferResponse, InputTensor, ModelSpec, Settings, TensorSpec, ValidRequest};
 use concertina::runtime::batch::Stages;
 use concertina::runtime::{Batch, Completion, RunError, WorkerHandle};
-use concertina::scheduler::{ModelPlan, Packing, Rejection};
+use concertina::scheduler::{ModelPlan, Packing, Rejection, Rounding};
 use concertina::tensor::{DataType, Tensor};
 use concertina::units::{ByteSize, DeviceId, InstanceId, ModelId, Rows};
 use std::sync::{Arc, Mutex};
@@ -90,7 +90,7 @@ fn plan(model: ModelId, device: DeviceId, workers: &[WorkerHandle]) -> ModelPlan
         device,
         instances: workers.iter().map(|worker| worker.instance).collect(),
         ladder: vec![1, 2, 4, 8],
-        round_up: false,
+        rounding: Rounding::Off,
         pipeline: 1,
         staged_unit: None,
         max_queue_delay: Duration::ZERO,

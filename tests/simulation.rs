@@ -13,7 +13,7 @@ mod shadow;
 #[path = "simulation/world.rs"]
 mod world;
 
-use concertina::scheduler::{Action, Input, ModelPlan, Outcome, Packing, RequestMeta, Scheduler};
+use concertina::scheduler::{Action, Input, ModelPlan, Outcome, Packing, RequestMeta, Rounding, Scheduler};
 use concertina::units::{
     BatchId, ByteSize, ClassId, DeviceId, FamilyId, InstanceId, Instant, ModelId, RequestId, Rows,
 };
@@ -152,7 +152,7 @@ fn simple_plan(largest: Rows, max_queue_delay: Duration, instances: u32) -> Mode
         device: DeviceId(0),
         instances: (0..instances).map(InstanceId).collect(),
         ladder: vec![largest],
-        round_up: false,
+        rounding: Rounding::Off,
         pipeline: 1,
         staged_unit: None,
         max_queue_delay,

@@ -14,7 +14,7 @@ use crate::model::settings::{CudaGraph, Group, Packing, Place};
 use crate::runtime::calibrate::{self, Calibration};
 use crate::runtime::worker::Recorded;
 use crate::runtime::{Arenas, Completion, Plan, Recipe, Runtime, Session, SessionOptions, Worker, WorkerHandle};
-use crate::scheduler::{self, ModelPlan, Observation};
+use crate::scheduler::{self, ModelPlan, Observation, Rounding};
 use crate::units::{ByteSize, ClassId, InstanceId, ModelId, Rows};
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -189,6 +189,8 @@ impl Loader {
         let ladder = ladder(&measured);
         let Measured { spec: own, layout, sessions, mut calibration, lengths, difference } = measured;
         let device = self.devices.of(&candidate.settings)?;
+        // What memory leaves changes by a few rows all the time.
+        let rounding = if sessions.iter().any(Session::plans_by_shape) { Rounding::Down } else { Rounding::Off };
         let (mut workers, mut recorded) = (Vec::new(), Vec::new());
         for mut session in sessions {
             session.set_spec(Arc::clone(spec));
@@ -219,7 +221,7 @@ impl Loader {
             "model is loaded"
         );
         // Each device's own number, of which the first is the model's.
-        let plan = plan((own.id, spec), (&workers, device), ladder);
+        let plan = plan((own.id, spec), (&workers, device), (ladder, rounding));
         let lengths = lengths.iter().map(|length| &length.calibration);
         let samples = calibration.iter().chain(lengths).flat_map(samples).collect();
         Ok(DeviceLoad { plan, workers, samples })
@@ -245,7 +247,7 @@ fn ladder(measured: &Measured) -> Vec<Rows> {
 fn plan(
     (model, spec): (ModelId, &ModelSpec),
     (workers, device): (&[WorkerHandle], &Device),
-    ladder: Vec<Rows>,
+    (ladder, rounding): (Vec<Rows>, Rounding),
 ) -> ModelPlan {
     let settings = &spec.settings;
     ModelPlan {
@@ -253,7 +255,7 @@ fn plan(
         device: device.id(),
         instances: workers.iter().map(|worker| worker.instance).collect(),
         ladder,
-        round_up: false,
+        rounding,
         pipeline: settings.pipeline,
         // On a GPU the inputs of the next batch are copied while one runs. On the host nothing of it is there before its turn, but
         // what the one before has put out lives on beside its run, and how much that is depends on the model: nothing is taken over.
@@ -312,6 +314,6 @@ mod tests {
             settings: Settings::default(),
             text: None,
         };
-        assert_eq!(plan((ModelId(0), &spec), (&[], &device), vec![1]).staged_unit, None);
+        assert_eq!(plan((ModelId(0), &spec), (&[], &device), (vec![1], Rounding::Off)).staged_unit, None);
     }
 }

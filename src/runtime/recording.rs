@@ -10,7 +10,6 @@
 use super::calibrate::{self, Trial};
 use super::cuda;
 use super::graphs::{self, Example, Recipe};
-use super::lanes::Lanes;
 use super::locks::Locks;
 use super::session::without_paths;
 use super::shelf::Unrecorded;
@@ -98,7 +97,7 @@ impl Session {
     /// Recording has run the small sizes last. Where sessions keep to sizes, those that are not played back get theirs again now,
     /// and not while somebody waits.
     fn warm_again(&mut self, plan: &Plan, kept: &[(Rows, Duration)], clock: Clock) {
-        let Some(spec) = self.spec.clone().filter(|_| self.lanes.as_ref().is_some_and(Lanes::has_twins)) else {
+        let Some(spec) = self.spec.clone().filter(|_| self.plans_by_shape()) else {
             return;
         };
         for &rows in plan.sizes.iter().filter(|rows| kept.iter().all(|(other, _)| other != *rows)) {

@@ -206,6 +206,12 @@ impl Session {
         }
     }
 
+    /// Whether a run of another size than those before costs much more than its rows do.
+    #[must_use]
+    pub fn plans_by_shape(&self) -> bool {
+        self.lanes.as_ref().is_some_and(Lanes::has_twins)
+    }
+
     /// Settles what the axes mean; without it nothing can run.
     pub fn set_spec(&mut self, spec: Arc<ModelSpec>) {
         self.spec = Some(spec);

@@ -126,7 +126,7 @@ fn retry_after(model: &Model) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduler::{Action, Dispatch, Input, MemorySample, ModelPlan, Observation, Outcome, Packing};
+    use crate::scheduler::{Action, Dispatch, Input, MemorySample, ModelPlan, Observation, Outcome, Packing, Rounding};
     use crate::units::{ByteSize, ClassId, DeviceId, InstanceId, RequestId};
 
     const PLANS: [ModelId; 2] = [ModelId(1), ModelId(2)];
@@ -150,7 +150,7 @@ mod tests {
                     device: DeviceId(model.0),
                     instances: vec![InstanceId(model.0)],
                     ladder: vec![1, 2, 4],
-                    round_up: false,
+                    rounding: Rounding::Off,
                     pipeline: 1,
                     staged_unit: None,
                     max_queue_delay: Duration::ZERO,

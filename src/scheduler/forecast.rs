@@ -1,8 +1,8 @@
 //! What the scheduler predicts from given runs: for whoever shows it to a person. The same cost model, asked from outside.
 
-use super::Observation;
 use super::cost::CostModel;
 use super::policy::{Ladder, Room, largest_that_fits};
+use super::{Observation, Rounding};
 use crate::units::{ByteSize, ClassId, Rows};
 
 /// The cost model of one class of rows, seeded with runs.
@@ -41,7 +41,7 @@ impl Forecast {
     #[must_use]
     pub fn largest_within(&self, bytes: ByteSize, most: Rows) -> Rows {
         let sizes = [most.max(1)];
-        let ladder = Ladder { sizes: &sizes, round_up: false };
+        let ladder = Ladder { sizes: &sizes, rounding: Rounding::Off };
         largest_that_fits(ladder, self.cost.estimate(self.class, self.units), ladder.largest(), Room::of(bytes))
             .unwrap_or(0)
     }

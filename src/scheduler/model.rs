@@ -74,7 +74,7 @@ impl Model {
 
     /// Its batch sizes.
     pub(super) fn ladder(&self) -> Ladder<'_> {
-        Ladder { sizes: &self.plan.ladder, round_up: self.plan.round_up }
+        Ladder { sizes: &self.plan.ladder, rounding: self.plan.rounding }
     }
 
     /// The instance that should run the next batch, if one may take it: of the idle ones that which ran last, since its memory is

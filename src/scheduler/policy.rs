@@ -1,8 +1,8 @@
 //! How large a batch is: the largest useful size that fits.
 
-use super::LimitedBy;
 use super::cost::Estimate;
 use super::turns::staged;
+use super::{LimitedBy, Rounding};
 use crate::units::{ByteSize, Rows};
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use std::time::Duration;
 pub(super) struct Ladder<'a> {
     /// Ascending, never empty.
     pub(super) sizes: &'a [Rows],
-    /// Whether batches are padded up to one of them.
-    pub(super) round_up: bool,
+    /// What batches have to do with them.
+    pub(super) rounding: Rounding,
 }
 
 impl Ladder<'_> {
@@ -23,20 +23,22 @@ impl Ladder<'_> {
 
     /// The rows that run for a batch of one row.
     pub(super) fn smallest(&self) -> Rows {
-        if self.round_up { self.sizes[0] } else { 1 }
+        if self.rounding == Rounding::Up { self.sizes[0] } else { 1 }
     }
 
     /// The rows that run for a batch of `rows`.
     pub(super) fn padded(&self, rows: Rows) -> Rows {
-        if self.round_up { self.sizes[self.sizes.partition_point(|size| *size < rows)] } else { rows }
+        if self.rounding == Rounding::Up { self.sizes[self.sizes.partition_point(|size| *size < rows)] } else { rows }
     }
 
     /// The largest size not above `cap`, or the smallest one.
     fn floor(&self, cap: Rows) -> Rows {
-        if !self.round_up {
-            return cap.clamp(1, self.largest());
+        let not_above = self.sizes.partition_point(|size| *size <= cap);
+        match self.rounding {
+            Rounding::Off => cap.clamp(1, self.largest()),
+            Rounding::Down if not_above == 0 => cap.max(1),
+            Rounding::Down | Rounding::Up => self.sizes[not_above.saturating_sub(1)],
         }
-        self.sizes[self.sizes.partition_point(|size| *size <= cap).saturating_sub(1)]
     }
 
     /// The next size to try when `padded` does not do; `None` below the smallest.
@@ -168,9 +170,11 @@ pub(super) fn largest_that_fits(
     if !room.takes(estimate, ladder.smallest()) {
         return Err(NoRoom { needed: estimate.bytes(ladder.smallest()) });
     }
-    if ladder.round_up {
+    if ladder.rounding != Rounding::Off {
         let fitting = ladder.sizes.partition_point(|size| *size < cap && room.takes(estimate, *size));
-        return Ok(ladder.sizes[fitting - 1]);
+        if let Some(last) = fitting.checked_sub(1) {
+            return Ok(ladder.sizes[last]);
+        }
     }
     let (mut fits, mut too_large) = (1, cap);
     while too_large - fits > 1 {
@@ -221,7 +225,8 @@ mod tests {
     #[test]
     fn the_largest_useful_size_that_fits() {
         let cost = cost(&[(1, 10), (4, 13), (8, 17), (16, 25)]);
-        let (any, rungs) = (Ladder { sizes: &SIZES, round_up: false }, Ladder { sizes: &SIZES, round_up: true });
+        let ladder = |rounding| Ladder { sizes: &SIZES, rounding };
+        let (any, down, rungs) = (ladder(Rounding::Off), ladder(Rounding::Down), ladder(Rounding::Up));
         let knee = |rows, knee| Bounds { knee: Some(knee), ..bounds(rows, 99) };
         let ceiling = |rows, ceiling| Bounds { ceiling: Some(ceiling), ..bounds(rows, 99) };
         let table = [
@@ -242,6 +247,13 @@ mod tests {
             (rungs, bounds(3, 3), (1, 1, LimitedBy::Bytes)),
             (rungs, ceiling(99, 6), (4, 4, LimitedBy::Bytes)),
             (rungs, knee(99, 8), (8, 8, LimitedBy::Knee)),
+            (down, bounds(5, 99), (5, 5, LimitedBy::Rows)),
+            (down, bounds(99, 11), (8, 8, LimitedBy::Bytes)),
+            (down, bounds(5, 4), (4, 4, LimitedBy::Bytes)),
+            (down, bounds(3, 3), (3, 3, LimitedBy::Rows)),
+            (down, bounds(3, 2), (1, 1, LimitedBy::Bytes)),
+            (down, ceiling(99, 6), (4, 4, LimitedBy::Bytes)),
+            (down, knee(99, 8), (8, 8, LimitedBy::Knee)),
         ];
         for (ladder, bounds, expected) in table {
             let size = form_batch(ladder, cost.estimate(ClassId(0), 1), bounds).expect("fits");
@@ -270,7 +282,7 @@ mod tests {
         ] {
             let room =
                 Room { bytes: ByteSize(bytes), taken_over: ByteSize(taken_over), staged_unit: ByteSize(staged_unit) };
-            let ladder = Ladder { sizes: &SIZES, round_up: false };
+            let ladder = Ladder { sizes: &SIZES, rounding: Rounding::Off };
             let size = form_batch(ladder, estimate, Bounds { room, ..bounds(99, 0) });
             assert_eq!(size.map(|size| size.rows), expected, "{room:?}");
         }
@@ -279,15 +291,20 @@ mod tests {
     #[test]
     fn no_room_tells_what_the_smallest_batch_needs() {
         let cost = cost(&[(1, 10), (4, 13)]);
-        for (round_up, sizes, needed) in [(false, &SIZES[..], 1), (true, &SIZES[..], 1), (true, &SIZES[1..], 4)] {
-            let refused = form_batch(Ladder { sizes, round_up }, cost.estimate(ClassId(0), 1), bounds(9, 0));
+        for (rounding, sizes, needed) in [
+            (Rounding::Off, &SIZES[..], 1),
+            (Rounding::Down, &SIZES[1..], 1),
+            (Rounding::Up, &SIZES[..], 1),
+            (Rounding::Up, &SIZES[1..], 4),
+        ] {
+            let refused = form_batch(Ladder { sizes, rounding }, cost.estimate(ClassId(0), 1), bounds(9, 0));
             assert_eq!(refused, Err(NoRoom { needed: ByteSize(needed) }));
         }
     }
 
     #[test]
     fn padding_is_run_only_where_it_is_cheaper_than_waiting() {
-        let ladder = Ladder { sizes: &SIZES, round_up: true };
+        let ladder = Ladder { sizes: &SIZES, rounding: Rounding::Up };
         let steep = cost(&[(1, 1), (4, 4), (8, 8), (16, 16)]);
         let flat = cost(&[(1, 10), (4, 10), (8, 11), (16, 12)]);
         let unknown = cost(&[]);
@@ -302,26 +319,28 @@ mod tests {
         let cost = cost(&[(1, 10), (16, 25)]);
         let estimate = cost.estimate(ClassId(0), 1);
         let millis = Duration::from_millis;
-        for (round_up, slack, expected) in [
-            (false, 25, Some((16, LimitedBy::Ladder))),
-            (false, 20, Some((11, LimitedBy::Deadline))),
-            (false, 10, Some((1, LimitedBy::Deadline))),
-            (false, 9, None),
-            (true, 20, Some((8, LimitedBy::Deadline))),
-            (true, 10, Some((1, LimitedBy::Deadline))),
-            (true, 9, None),
+        for (rounding, slack, expected) in [
+            (Rounding::Off, 25, Some((16, LimitedBy::Ladder))),
+            (Rounding::Off, 20, Some((11, LimitedBy::Deadline))),
+            (Rounding::Off, 10, Some((1, LimitedBy::Deadline))),
+            (Rounding::Off, 9, None),
+            (Rounding::Down, 20, Some((8, LimitedBy::Deadline))),
+            (Rounding::Down, 9, None),
+            (Rounding::Up, 20, Some((8, LimitedBy::Deadline))),
+            (Rounding::Up, 10, Some((1, LimitedBy::Deadline))),
+            (Rounding::Up, 9, None),
         ] {
-            let ladder = Ladder { sizes: &SIZES, round_up };
+            let ladder = Ladder { sizes: &SIZES, rounding };
             let size = form_batch(ladder, estimate, bounds(99, 99)).expect("fits");
             let met = meet_deadlines(ladder, estimate, size, |_| Some(millis(slack)));
-            assert_eq!(met.map(|size| (size.rows, size.limited_by)), expected, "{slack} ms, round up {round_up}");
+            assert_eq!(met.map(|size| (size.rows, size.limited_by)), expected, "{slack} ms, {rounding:?}");
         }
     }
 
     #[test]
     fn a_row_that_is_in_a_hurry_does_not_shrink_the_batch_before_it() {
         let cost = cost(&[(1, 10), (16, 25)]);
-        let (estimate, ladder) = (cost.estimate(ClassId(0), 1), Ladder { sizes: &SIZES, round_up: false });
+        let (estimate, ladder) = (cost.estimate(ClassId(0), 1), Ladder { sizes: &SIZES, rounding: Rounding::Off });
         let size = form_batch(ladder, estimate, bounds(3, 99)).expect("fits");
         let slack = |rows| (rows > 2).then_some(Duration::from_millis(1));
         assert_eq!(meet_deadlines(ladder, estimate, size, slack).map(|size| size.rows), Some(2));

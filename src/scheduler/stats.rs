@@ -94,7 +94,7 @@ impl Scheduler {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scheduler::{Input, MemorySample, ModelPlan, Observation, Packing};
+    use crate::scheduler::{Input, MemorySample, ModelPlan, Observation, Packing, Rounding};
     use crate::units::{ClassId, InstanceId};
     use std::time::Duration;
 
@@ -112,7 +112,7 @@ mod tests {
             device: DeviceId(0),
             instances: (0..instances).map(InstanceId).collect(),
             ladder: vec![1, 2, 4, 8, 16],
-            round_up: false,
+            rounding: Rounding::Off,
             pipeline: 1,
             staged_unit: None,
             max_queue_delay: Duration::ZERO,

@@ -5,7 +5,7 @@ use super::histogram::Histogram;
 use super::machine::stretched;
 use super::random::Random;
 use crate::scheduler::{
-    Action, Dispatch, Input, MemorySample, ModelPlan, Outcome, Packing, Part, RequestMeta, Scheduler,
+    Action, Dispatch, Input, MemorySample, ModelPlan, Outcome, Packing, Part, RequestMeta, Rounding, Scheduler,
 };
 use crate::signal::{Reading, Signals};
 use crate::units::{BatchId, ByteSize, ClassId, DeviceId, InstanceId, Instant, ModelId, RequestId, Rows};
@@ -120,7 +120,7 @@ impl Replica {
             device: DEVICE,
             instances: vec![InstanceId(0)],
             ladder: machine.ladder(),
-            round_up: false,
+            rounding: Rounding::Off,
             pipeline: 1,
             staged_unit: None,
             max_queue_delay: Duration::ZERO,

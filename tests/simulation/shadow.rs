@@ -2,7 +2,8 @@
 
 use super::memory::{Held, Memory};
 use concertina::scheduler::{
-    Action, Dispatch, LimitedBy, MemorySample, ModelPlan, Outcome, Packing, Part, Rejection, RequestMeta, Scheduler,
+    Action, Dispatch, LimitedBy, MemorySample, ModelPlan, Outcome, Packing, Part, Rejection, RequestMeta, Rounding,
+    Scheduler,
 };
 use concertina::units::{BatchId, ByteSize, ClassId, DeviceId, InstanceId, Instant, ModelId, RequestId, Rows};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -178,7 +179,7 @@ impl Shadow {
             *held -= 1;
         }
         let done = matches!(outcome, Outcome::Done { .. });
-        let smallest = if model.plan.round_up { model.plan.ladder[0] } else { 1 };
+        let smallest = if model.plan.rounding == Rounding::Up { model.plan.ladder[0] } else { 1 };
         match outcome {
             Outcome::Done { .. } => {
                 model.rests.remove(&dispatch.class);
@@ -440,10 +441,9 @@ impl Shadow {
 fn check_shape(plan: &ModelPlan, dispatch: &Dispatch) {
     let rows: Rows = dispatch.parts.iter().map(|part| part.rows).sum();
     assert!(rows > 0 && rows == dispatch.rows, "{dispatch:?}");
-    let padded = if plan.round_up {
-        *plan.ladder.iter().find(|size| **size >= rows).expect("a batch is on the ladder")
-    } else {
-        rows
-    };
+    let size = plan.ladder.iter().find(|size| **size >= rows).copied().expect("a batch is not above the ladder");
+    let padded = if plan.rounding == Rounding::Up { size } else { rows };
+    let rounds = plan.rounding == Rounding::Down && dispatch.limited_by == LimitedBy::Bytes && rows >= plan.ladder[0];
+    assert!(!rounds || size == rows, "memory made it a size that is not on the ladder: {dispatch:?}");
     assert!(padded == dispatch.padded_rows && padded <= plan.ladder[plan.ladder.len() - 1], "{dispatch:?}");
 }

@@ -4,7 +4,7 @@ use super::memory::{Held, Memory as Taken};
 use super::random::Random;
 use super::shadow::Shadow;
 use concertina::scheduler::{
-    Action, Dispatch, Input, MemorySample, ModelPlan, Observation, Outcome, Packing, RequestMeta, Scheduler,
+    Action, Dispatch, Input, MemorySample, ModelPlan, Observation, Outcome, Packing, RequestMeta, Rounding, Scheduler,
 };
 use concertina::units::{
     BatchId, ByteSize, ClassId, DeviceId, FamilyId, InstanceId, Instant, ModelId, RequestId, Rows,
@@ -260,7 +260,7 @@ impl World {
             model,
             device,
             instances: (self.instances - instances..self.instances).map(InstanceId).collect(),
-            round_up: self.random.percent(50),
+            rounding: self.random.pick(&[Rounding::Off, Rounding::Down, Rounding::Up, Rounding::Up]),
             pipeline: self.random.between(1, 3) as u32,
             staged_unit: self.random.pick(&[None, None, Some(0), Some(3), Some(12), Some(60)]).map(ByteSize),
             max_queue_delay: self.random.pick(&[Duration::ZERO, Duration::ZERO, Duration::from_millis(3)]),
@@ -404,7 +404,7 @@ impl World {
             }
             let budget = self.devices[&plan.device].ours();
             let waiting = self.shadow.live.values().filter(|request| request.meta.model == plan.model);
-            let smallest = if plan.round_up { plan.ladder[0] } else { 1 };
+            let smallest = if plan.rounding == Rounding::Up { plan.ladder[0] } else { 1 };
             let fitting = |class: ClassId| true_bytes(u64::from(class.0), smallest) <= budget;
             for request in waiting.filter(|request| fitting(request.meta.class)) {
                 let patient =

@@ -1,6 +1,6 @@
 //! A small model for tests of the scheduler.
 
-use concertina::scheduler::{ModelPlan, Observation, Packing, RequestMeta};
+use concertina::scheduler::{ModelPlan, Observation, Packing, RequestMeta, Rounding};
 use concertina::units::{ByteSize, ClassId, DeviceId, InstanceId, ModelId, RequestId, Rows};
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ pub(crate) fn plan(model: u32) -> ModelPlan {
         device: DeviceId(0),
         instances: vec![InstanceId(model)],
         ladder: vec![1, 2, 4, 8],
-        round_up: false,
+        rounding: Rounding::Off,
         pipeline: 1,
         staged_unit: None,
         max_queue_delay: Duration::ZERO,
