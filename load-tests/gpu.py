@@ -168,7 +168,7 @@ class Bench:
                 loads = []
                 connections, rows = (256, 4) if model.startswith(("bert", "minilm")) else (128, 8)
                 for _ in range(3):
-                    loads.append(self.load(model, connections, 5, rows))
+                    loads.append(self.load(model, connections, 15, rows))
                 stages, batches = self.stage_seconds()
             finally:
                 self.stop(server)
