@@ -217,6 +217,11 @@ impl Loop {
                 self.complete(completion);
                 idle = false;
             }
+            // Whoever was told something first and is asked then answers with it.
+            while let Ok(control) = self.controls.try_recv() {
+                self.control(control);
+                idle = false;
+            }
             if let Ok(message) = self.messages.try_recv() {
                 self.message(message);
                 idle = false;
