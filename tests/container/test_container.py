@@ -26,7 +26,7 @@ from tritonclient.utils import InferenceServerException  # noqa: E402
 
 IMAGE = os.environ.get("CONCERTINA_IMAGE", "concertina:0.1.0")
 # What the process itself and the weights of minilm need, and room for a few rows of 256 tokens.
-SQUEEZED = "288m"
+SQUEEZED = "216m"
 LARGEST_IMAGE = 120 * 2**20
 
 
