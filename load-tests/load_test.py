@@ -59,7 +59,7 @@ def run(folder, server, capacity, scenario, seconds):
         faults.append(f"{refused} refused: {result['first_error']}")
     if result["quantiles"][-1][1] > OLDEST:
         faults.append(f"an answer took {result['quantiles'][-1][1]:.1f} s")
-    return dict(name=name, offered=capacity * share, refused=refused, faults=faults, **result)
+    return result | dict(name=name, offered=capacity * share, refused=refused, faults=faults)
 
 
 def tools(server, capacity, seconds):
@@ -113,7 +113,7 @@ def render(capacity, results, lines, seconds):
     text = ["# A load test", "", machine() + "  ",
             f"Command: `make load-test`; minilm at 64 tokens, one row a request, binary tensors, {seconds} s each; capacity by a closed loop of 64 "
             f"connections: {capacity:.0f} rows/s. An open loop after that: latencies count from when a request was due.", "",
-            "| scenario | offered/s | answered/s | refused (503, 504) | other errors | wrong | p50, ms | p99, ms | longest, ms | holds |",
+            "| scenario | offered/s | answered in all, per second of the load | refused (503, 504) | other errors | wrong | p50, ms | p99, ms | longest, ms | holds |",
             "|---|---|---|---|---|---|---|---|---|---|"]
     for r in results:
         text.append(f"| {r['name']} | {r['offered']:.0f} | {r['requests'] / seconds:.0f} | {r['refused']} | {r['errors'] - r['refused']} | {r['wrong']} | "
