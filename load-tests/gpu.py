@@ -24,8 +24,8 @@ PORT = 8123
 TEXT = [f"{name}:INT64:128" for name in ("input_ids", "attention_mask", "token_type_ids")]
 INPUTS = {"bert16": (TEXT, "FP16"), "bert32": (TEXT, "FP32"), "minilm": (TEXT, "FP32"),
           "resnet32": (["image:FP32:3x224x224"], "FP32"), "resnet16": (["image:FP16:3x224x224"], "FP16")}
-#: What the squeeze leaves free, in bytes; ends with everything given back.
-LEVELS = ["8GB", "2GB", "1GB", "600MB", "free"]
+#: What the squeeze leaves free, in bytes; the way down is gone twice, and everything is given back at the end.
+LEVELS = ["8GB", "2GB", "1GB", "600MB", "free", "2GB", "600MB", "free"]
 STEP = 5.0
 #: What the server must leave free meanwhile. The neighbour takes what it is left until its own level is reached, so a headroom
 #: above the last level would have the server give up everything.

@@ -416,3 +416,25 @@ async fn parts_of_a_split_request_are_charged_once_each() {
     assert_eq!((success.count, rows, batches), (1, 20, 3));
     assert_eq!((compute.infer.count, compute.infer.time), (1, 3 * RUN));
 }
+
+#[tokio::test]
+async fn a_question_sees_everything_that_was_told_before_it() {
+    let (task, ends) = Loop::new(8, Config::default().scaling, Clock::start(), Arc::new(Metrics::new()));
+    let models = [0, 1, 2].map(ModelId);
+    for id in models {
+        let devices = vec![DeviceLoad { plan: plan(id, DeviceId(0), &[]), workers: Vec::new(), samples: Vec::new() }];
+        let load = ModelLoad { spec: Arc::new(ModelSpec { id, ..spec() }), devices };
+        let told = Control::Load { model: Box::new(load), taken: oneshot::channel().0 };
+        assert!(ends.control.try_send(told).is_ok(), "there is room");
+    }
+    let mut asked = std::pin::pin!(ends.batcher.statistics());
+    tokio::select! {
+        biased;
+        _ = &mut asked => panic!("nobody is there to answer yet"),
+        () = std::future::ready(()) => {}
+    }
+    tokio::spawn(task.run());
+    let mut known: Vec<_> = asked.await.unwrap().into_keys().collect();
+    known.sort();
+    assert_eq!(known, models);
+}

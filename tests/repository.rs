@@ -38,15 +38,7 @@ async fn a_model_is_shown_to_clients_only_when_the_loop_has_it() {
     let mut config = Config::default();
     config.models.path = folder.path().to_owned();
     config.model.warmup.seconds = Duration::from_millis(20);
-    let loader = Loader {
-        runtime: support::runtime().clone(),
-        devices: Devices::host_only(support::device()),
-        clock: Clock::start(),
-        completions: mpsc::channel(1).0,
-        cores: 1,
-        ids: Default::default(),
-        store: Store::new(None),
-    };
+    let loader = loader_on_host();
     let models = Arc::new(ArcSwap::from_pointee(Table::default()));
     let (control, mut controls) = mpsc::channel(8);
     let (_lost, events) = mpsc::channel(1);
@@ -58,6 +50,18 @@ async fn a_model_is_shown_to_clients_only_when_the_loop_has_it() {
     taken.send(()).unwrap();
     while !matches!(models.load().lookup("affine", None), Lookup::Ready(_)) {
         tokio::task::yield_now().await;
+    }
+}
+
+fn loader_on_host() -> Loader {
+    Loader {
+        runtime: support::runtime().clone(),
+        devices: Devices::host_only(support::device()),
+        clock: Clock::start(),
+        completions: mpsc::channel(1).0,
+        cores: 1,
+        ids: Default::default(),
+        store: Store::new(None),
     }
 }
 

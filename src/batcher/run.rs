@@ -217,10 +217,10 @@ impl Loop {
                 self.complete(completion);
                 idle = false;
             }
-            // Whoever was told something first and is asked then answers with it.
-            while let Ok(control) = self.controls.try_recv() {
+            // What it was told before a message holds for that message.
+            if let Ok(control) = self.controls.try_recv() {
                 self.control(control);
-                idle = false;
+                continue;
             }
             if let Ok(message) = self.messages.try_recv() {
                 self.message(message);

@@ -163,7 +163,7 @@ fn builder(limits: &ServeLimits) -> auto::Builder<TokioExecutor> {
         .timer(TokioTimer::new())
         .header_read_timeout(limits.header_read_timeout)
         // Also how much is read in one go. More would answer large bodies at best a little sooner, but the last buffer stays with a
-        // connection that idles behind one: 300 KiB where 512 are read, instead of 48. And there is no way through this builder to
+        // connection that idles behind one: by hand measured, 300 KiB where 512 are read, instead of 48. And there is no way through this builder to
         // bound a head by less.
         .max_buf_size(limits.header_bytes.max(8192));
     builder

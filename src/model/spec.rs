@@ -81,6 +81,24 @@ impl ModelSpec {
         self.outputs.iter().enumerate().find(|(_, output)| output.name == name)
     }
 
+    /// A model `m` with neither inputs nor outputs.
+    #[cfg(test)]
+    pub(crate) fn of_nothing() -> Self {
+        Self {
+            id: ModelId(0),
+            name: "m".to_owned(),
+            version: 1,
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+            batch_axis: Some(0),
+            unbatched_reason: None,
+            max_batch_size: 1,
+            padding: None,
+            settings: Settings::default(),
+            text: None,
+        }
+    }
+
     /// The most bytes that an element of an input has. Strings, which have no size of their own, do not count.
     #[must_use]
     pub fn widest_element(&self) -> usize {
@@ -142,20 +160,9 @@ mod tests {
             (&[DataType::Bytes], 0),
         ];
         for (inputs, bytes) in table {
-            let spec = ModelSpec {
-                id: ModelId(0),
-                name: "m".to_owned(),
-                version: 1,
-                inputs: inputs.iter().map(input).collect(),
-                outputs: vec![input(&DataType::Fp64)],
-                batch_axis: Some(0),
-                unbatched_reason: None,
-                max_batch_size: 1,
-                padding: None,
-                settings: Settings::default(),
-                text: None,
-            };
-            assert_eq!(spec.widest_element(), bytes, "{inputs:?}");
+            let inputs = inputs.iter().map(input).collect();
+            let spec = ModelSpec { inputs, outputs: vec![input(&DataType::Fp64)], ..ModelSpec::of_nothing() };
+            assert_eq!(spec.widest_element(), bytes, "{:?}", spec.inputs);
         }
     }
 }

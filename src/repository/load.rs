@@ -293,7 +293,6 @@ pub fn observations(calibration: &Calibration) -> Vec<Observation> {
 mod tests {
     use super::*;
     use crate::memory::{DeviceOptions, HOST_ALIGNMENT, Host};
-    use crate::model::Settings;
     use crate::units::DeviceId;
 
     #[test]
@@ -301,19 +300,7 @@ mod tests {
         let (limit, headroom) = (ByteSize::MAX, ByteSize::ZERO);
         let options = DeviceOptions { id: DeviceId(0), limit, headroom, alignment: HOST_ALIGNMENT };
         let device = Device::new(Box::new(Host::new()), options);
-        let spec = ModelSpec {
-            id: ModelId(0),
-            name: "m".to_owned(),
-            version: 1,
-            inputs: Vec::new(),
-            outputs: Vec::new(),
-            batch_axis: Some(0),
-            unbatched_reason: None,
-            max_batch_size: 1,
-            padding: None,
-            settings: Settings::default(),
-            text: None,
-        };
-        assert_eq!(plan((ModelId(0), &spec), (&[], &device), (vec![1], Rounding::Off)).staged_unit, None);
+        let spec = ModelSpec::of_nothing();
+        assert_eq!(plan((spec.id, &spec), (&[], &device), (vec![1], Rounding::Off)).staged_unit, None);
     }
 }

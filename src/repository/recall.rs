@@ -147,22 +147,9 @@ mod tests {
     use super::*;
     use crate::model::Settings;
     use crate::runtime::calibrate::CalibrationError;
-    use crate::units::ModelId;
 
     fn measured(calibration: Result<Calibration, CalibrationError>) -> Measured {
-        let spec = ModelSpec {
-            id: ModelId(0),
-            name: "m".to_owned(),
-            version: 1,
-            inputs: Vec::new(),
-            outputs: Vec::new(),
-            batch_axis: Some(0),
-            unbatched_reason: None,
-            max_batch_size: 1,
-            padding: None,
-            settings: Settings::default(),
-            text: None,
-        };
+        let spec = ModelSpec::of_nothing();
         Measured {
             spec,
             layout: Layout { instances: 1, threads: 1 },

@@ -4,7 +4,7 @@
 //! file. This is the one place that says which files belong to a model. What the ONNX file itself holds is skipped, so that a
 //! large one costs little more than a small one.
 
-use super::weights::Fields;
+use super::weights::{Fields, varint};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek};
@@ -101,11 +101,11 @@ impl<R: Read + Seek> Reader<R> {
     fn message(&mut self, message: Message, end: u64, depth: usize) -> Option<()> {
         let (mut location, mut is_external) = (None, false);
         while self.at < end {
-            let key = self.varint()?;
+            let key = varint(self)?;
             match (key >> 3, key & 7) {
                 (0, _) => return None,
                 (field, 0) => {
-                    let number = self.varint()?;
+                    let number = varint(self)?;
                     if (message, field) == (Message::Tensor, 14) {
                         is_external = number == 1;
                     }
@@ -113,7 +113,7 @@ impl<R: Read + Seek> Reader<R> {
                 (_, 1) => self.skip(8)?,
                 (_, 5) => self.skip(4)?,
                 (field, 2) => {
-                    let length = self.varint()?;
+                    let length = varint(self)?;
                     let inner_end = self.at.checked_add(length).filter(|inner| *inner <= end)?;
                     match message.inner(field) {
                         Some(inner) if depth < MOST_DEPTH => self.message(inner, inner_end, depth + 1)?,
@@ -136,8 +136,7 @@ impl<R: Read + Seek> Reader<R> {
     /// The name of a file, if that is what an entry holds.
     fn location(&mut self, length: u64) -> Option<Option<String>> {
         let mut entry = vec![0; usize::try_from(length).ok()?];
-        self.input.read_exact(&mut entry).ok()?;
-        self.at += length;
+        self.read_exact(&mut entry).ok()?;
         let text = |number| Fields(&entry).find_map(|field| field.bytes(number));
         let value = text(2).filter(|_| text(1) == Some(b"location"));
         Some(value.and_then(|name| String::from_utf8(name.to_owned()).ok()))
@@ -148,19 +147,13 @@ impl<R: Read + Seek> Reader<R> {
         self.at += count;
         Some(())
     }
+}
 
-    fn varint(&mut self) -> Option<u64> {
-        let mut number = 0;
-        for shift in (0..64).step_by(7) {
-            let mut byte = [0];
-            self.input.read_exact(&mut byte).ok()?;
-            self.at += 1;
-            number |= u64::from(byte[0] & 0x7f) << shift;
-            if byte[0] < 0x80 {
-                return Some(number);
-            }
-        }
-        None
+impl<R: Read> Read for Reader<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let count = self.input.read(into)?;
+        self.at += count as u64;
+        Ok(count)
     }
 }
 

@@ -236,13 +236,14 @@ impl<'a> Iterator for Fields<'a> {
     }
 }
 
-fn varint(bytes: &mut &[u8]) -> Option<u64> {
-    let mut number = 0u64;
+/// A number as protocol buffers write it.
+pub(super) fn varint(input: &mut impl Read) -> Option<u64> {
+    let mut number = 0;
     for shift in (0..64).step_by(7) {
-        let (&byte, rest) = bytes.split_first()?;
-        *bytes = rest;
-        number |= u64::from(byte & 0x7f) << shift;
-        if byte < 0x80 {
+        let mut byte = [0];
+        input.read_exact(&mut byte).ok()?;
+        number |= u64::from(byte[0] & 0x7f) << shift;
+        if byte[0] < 0x80 {
             return Some(number);
         }
     }

@@ -3,15 +3,11 @@
 use super::support;
 use arc_swap::ArcSwap;
 use concertina::batcher::{Control, Event};
-use concertina::clock::Clock;
 use concertina::config::Config;
 use concertina::metrics::Metrics;
 use concertina::model::Table;
 use concertina::repository::Controller;
-use concertina::repository::devices::Devices;
-use concertina::repository::load::Loader;
 use concertina::repository::manager::Manager;
-use concertina::repository::store::Store;
 use concertina::units::{InstanceId, ModelId};
 use std::fs;
 use std::path::PathBuf;
@@ -40,15 +36,7 @@ impl World {
         config.models.path = folder.path().to_owned();
         config.model.warmup.seconds = Duration::ZERO;
         change(&mut config);
-        let loader = Loader {
-            runtime: support::runtime().clone(),
-            devices: Devices::host_only(support::device()),
-            clock: Clock::start(),
-            completions: mpsc::channel(1).0,
-            cores: 1,
-            ids: Default::default(),
-            store: Store::new(None),
-        };
+        let loader = super::loader_on_host();
         let models = Arc::new(ArcSwap::from_pointee(Table::default()));
         let ((control, controls), (lost, events)) = (mpsc::channel(8), mpsc::channel(1));
         let (manager, controller) =
