@@ -21,6 +21,7 @@ mod body;
 mod coding;
 mod data;
 mod decode;
+mod eager;
 mod edge;
 mod encode;
 mod error;

@@ -1,5 +1,6 @@
 //! The accept loop: HTTP/1.1 and HTTP/2 (prior knowledge) on one socket, within limits, until told to stop.
 
+use super::eager::Eager;
 use super::{Phase, Tls, stall};
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -327,6 +328,7 @@ impl Connection {
         let connection =
             self.server.serve_connection(TokioIo::new(Box::pin(stream)), TowerToHyperService::new(service));
         let mut connection = std::pin::pin!(connection);
+        let eager = Eager::new();
         // hyper's own timeout begins only once it knows which version the client speaks.
         let mut first = std::pin::pin!(tokio::time::sleep(self.first_request_within));
         // These two go on while the connection has other things to do; begun anew with each of them they would never end.
@@ -340,7 +342,7 @@ impl Connection {
         loop {
             tokio::select! {
                 biased;
-                ended = connection.as_mut() => {
+                ended = std::future::poll_fn(|cx| eager.poll(connection.as_mut(), cx)) => {
                     if let Err(error) = ended {
                         tracing::debug!(error, "connection ended");
                     }
