@@ -1,17 +1,22 @@
 //! How much memory the machine and the control groups around this process leave to it.
 //!
-//! Parsing is pure and works on the text of the kernel's files; [`Groups`] remembers where they are.
+//! Parsing is pure and works on the text of the kernel's files; [`Groups`] keeps them open, since they are read many times a second.
 
-use std::fs;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 /// Version 1 writes "no limit" as the largest multiple of the page size; nothing real is near it.
 const UNLIMITED: u64 = 1 << 60;
 
+/// `memory.stat` has about 2 KiB.
+const LIKELY_BYTES: usize = 4096;
+
 /// The control groups that limit this process: its own and all its visible ancestors.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(super) struct Groups {
-    groups: Vec<Group>,
+    machine: Kept,
+    groups: Vec<Watched>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,37 +47,85 @@ impl Room {
 impl Groups {
     /// Finds the groups of this process. A process can be moved to another group, but containers do not do that.
     pub(super) fn of_this_process() -> Self {
-        Self { groups: groups(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo")) }
+        Self::of(&groups(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo")))
+    }
+
+    fn of(groups: &[Group]) -> Self {
+        Self { machine: Kept::open("/proc/meminfo"), groups: groups.iter().map(Watched::new).collect() }
     }
 
     /// One group of version 2 whose files lie in this folder.
     #[cfg(test)]
     pub(super) fn in_folder(folder: PathBuf) -> Self {
-        Self { groups: vec![Group { folder, version: Version::V2 }] }
+        Self::of(&[Group { folder, version: Version::V2 }])
     }
 
     /// The least that the machine and any group leaves now. What cannot be read does not limit.
     pub(super) fn room(&self) -> Room {
         let unlimited = Room { total: u64::MAX, free: u64::MAX };
-        let machine = machine_room(&read("/proc/meminfo")).unwrap_or(unlimited);
-        self.groups.iter().filter_map(Group::room).fold(machine, Room::smaller_of_each)
+        let machine = machine_room(&self.machine.text()).unwrap_or(unlimited);
+        self.groups.iter().filter_map(Watched::room).fold(machine, Room::smaller_of_each)
     }
 }
 
-impl Group {
-    fn room(&self) -> Option<Room> {
-        let file = |name: &str| read(self.folder.join(name));
-        match self.version {
-            Version::V2 => {
-                let limit = limit(&file("memory.max")).into_iter().chain(limit(&file("memory.high"))).min()?;
-                group_room(limit, &file("memory.current"), &file("memory.stat"), ["inactive_file", "active_file"])
-            }
+/// The files of a group that say how much memory it has and uses.
+#[derive(Debug)]
+struct Watched {
+    limits: Vec<Kept>,
+    usage: Kept,
+    stat: Kept,
+    /// The lines of `stat` that count pages of files.
+    cache: [&'static str; 2],
+}
+
+impl Watched {
+    fn new(group: &Group) -> Self {
+        let file = |name: &str| Kept::open(group.folder.join(name));
+        let (limits, usage, cache): (&[&str], _, _) = match group.version {
+            Version::V2 => (&["memory.max", "memory.high"], "memory.current", ["inactive_file", "active_file"]),
             Version::V1 => {
-                let limit = limit(&file("memory.limit_in_bytes"))?;
                 let cache = ["total_inactive_file", "total_active_file"];
-                group_room(limit, &file("memory.usage_in_bytes"), &file("memory.stat"), cache)
+                (&["memory.limit_in_bytes"], "memory.usage_in_bytes", cache)
+            }
+        };
+        let limits = limits.iter().map(|name| file(name)).collect();
+        Self { limits, usage: file(usage), stat: file("memory.stat"), cache }
+    }
+
+    /// `None`: nothing limits it.
+    fn room(&self) -> Option<Room> {
+        let limit = self.limits.iter().filter_map(|file| limit(&file.text())).min()?;
+        group_room(limit, &self.usage.text(), &self.stat.text(), self.cache)
+    }
+}
+
+/// A file of the kernel, which writes it anew for whoever reads it from its beginning.
+#[derive(Debug, Default)]
+struct Kept(Option<File>);
+
+impl Kept {
+    /// A file that is not there now is taken for empty from now on.
+    fn open(path: impl AsRef<Path>) -> Self {
+        Self(File::open(path).ok())
+    }
+
+    /// What it says now; empty if it cannot be read.
+    fn text(&self) -> String {
+        let mut text = vec![0; LIKELY_BYTES];
+        let mut len = 0;
+        while let Some(file) = &self.0 {
+            if len == text.len() {
+                text.resize(2 * len, 0);
+            }
+            match file.read_at(&mut text[len..], len as u64) {
+                Ok(0) => break,
+                Ok(more) => len += more,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(_) => return String::new(),
             }
         }
+        text.truncate(len);
+        String::from_utf8(text).unwrap_or_default()
     }
 }
 

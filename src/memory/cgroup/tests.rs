@@ -118,11 +118,11 @@ fn the_tightest_level_counts() {
         fs::write(path.join("memory.current"), current).unwrap();
         fs::write(path.join("memory.stat"), "inactive_file 1610612736\n").unwrap();
     }
-    let room = |folder: &Path| Group { folder: folder.into(), version: Version::V2 }.room();
+    let room = |folder: &Path| Watched::new(&Group { folder: folder.into(), version: Version::V2 }).room();
     assert_eq!(room(&folder), Some(Room { total: 1 << 30, free: 1 << 30 }));
     assert_eq!(room(&inner), Some(Room { total: 1 << 30, free: 512 << 20 }));
     let groups = [&inner, &folder].map(|folder| Group { folder: folder.clone(), version: Version::V2 }).to_vec();
-    assert_eq!(Groups { groups }.room().free, (512 << 20).min(Groups::default().room().free));
+    assert_eq!(Groups::of(&groups).room().free, (512 << 20).min(Groups::of(&[]).room().free));
     fs::remove_dir_all(folder).unwrap();
 }
 
