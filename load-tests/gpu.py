@@ -30,6 +30,8 @@ STEP = 5.0
 #: What the server must leave free meanwhile. The neighbour takes what it is left until its own level is reached, so a headroom
 #: above the last level would have the server give up everything.
 HEADROOM = 512 << 20
+#: What there is for the largest batch, in bytes.
+TOTAL = 1_500_000_000
 
 
 class Bench:
@@ -333,26 +335,33 @@ class Bench:
                 self.note("squeeze", model, f"{level} free: ONNX Runtime alone, best rows/s, sizes that fail", f"{best:.0f} {failed}")
 
     def largest(self):
+        """The largest batch that runs in so much memory in all, weights and inputs included: sizes are run upwards until one
+        fails. The bound is what is left beside the weights over the run memory that one more row takes."""
         for model in self.options.names:
-            # Recorded runs are the first that go when memory is short, so they are not counted as needed.
-            flags = ["--set", f"memory.limit={1_500_000_000}", "--set", "model.cuda_graph=off"]
-            command = [self.bin("concertina"), "profile", model, "--models", str(self.models), "--cache", "", "--json",
-                       "--set", "runtime.providers=cuda", "--onnxruntime", self.options.library, *flags]
-            text = self.run(f"largest-{model}", command, 120)
-            at = re.search(r"^\{", text, re.MULTILINE)
-            if not at:
+            some = self.profile_within(model, "16,32,64")
+            if not some:
                 continue
-            profile = json.JSONDecoder().raw_decode(text[at.start():])[0]
-            rows = {entry["rows"]: entry["observed_bytes"] for entry in profile["rows"]}
-            least, most = min(rows), max(rows)
-            per_row = (rows[most] - rows[least]) / (most - least) if most > least else rows[most]
-            bound = (1_500_000_000 - profile["weights_bytes"]) / per_row
-            self.note("largest", model, "rows that fit 1.5 GB, physical bound", f"{profile['fits_rows']} {bound:.1f}")
-            self.note("largest", model, "of the physical bound", profile["fits_rows"] / bound, ">= 0.9")
+            rows = {entry["rows"]: entry["observed_bytes"] for entry in some["rows"]}
+            per_row = (rows[64] - rows[16]) / 48
+            bound = (TOTAL - some["weights_bytes"]) / per_row
+            upwards = sorted({int(bound * percent / 100) for percent in range(70, 101)})
+            ran = self.profile_within(model, ",".join(map(str, upwards)))
+            most = max((entry["rows"] for entry in ran["rows"]), default=0) if ran else 0
+            self.note("largest", model, "rows that ran in 1.5 GB, physical bound", f"{most} {bound:.1f}")
+            self.note("largest", model, "of the physical bound", most / bound, ">= 0.9")
             sizes = sorted({int(bound * part) for part in (0.3, 0.45, 0.6, 0.7, 0.8, 0.9, 1.0)})
-            ours = self.alone(model, ",".join(str(size) for size in sizes if size), 0.05, "--arena-limit", "1500000000")
-            ran = [one["batch"] for one in ours if "rows_per_second" in one]
-            self.note("largest", model, "ONNX Runtime's arena with that limit", max(ran, default=0), "less")
+            ours = self.alone(model, ",".join(str(size) for size in sizes if size), 0.05, "--arena-limit", str(TOTAL))
+            alone = [one["batch"] for one in ours if "rows_per_second" in one]
+            self.note("largest", model, "ONNX Runtime's arena with that limit", max(alone, default=0), "less")
+
+    def profile_within(self, model, sizes):
+        # Recorded runs are the first that go when memory is short, so they are not counted as needed.
+        command = [self.bin("concertina"), "profile", model, "--rows", sizes, "--models", str(self.models), "--cache", "", "--json",
+                   "--set", "runtime.providers=cuda", "--onnxruntime", self.options.library, "--set", f"memory.limit={TOTAL}",
+                   "--set", "model.cuda_graph=off"]
+        text = self.run(f"largest-{model}", command, 120)
+        at = re.search(r"^\{", text, re.MULTILINE)
+        return json.JSONDecoder().raw_decode(text[at.start():])[0] if at else None
 
     def table(self):
         head = [f"# On a GPU\n\nCommit {self.options.commit}. ", self.card(), "\n\nWritten by `load-tests/gpu.py`.\n\n",

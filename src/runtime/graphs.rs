@@ -24,7 +24,7 @@ use crate::tensor::Shape;
 use crate::units::{ByteSize, Rows};
 use ort::memory::MemoryInfo;
 use ort::session::builder::GraphOptimizationLevel;
-use ort::session::{IoBinding, Session};
+use ort::session::{IoBinding, NoSelectedOutputs, RunOptions, Session};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -89,6 +89,7 @@ pub(super) type Launch<'a> = &'a mut dyn FnMut() -> Result<(), RunError>;
 pub(super) struct Recording {
     session: Session,
     binding: IoBinding,
+    options: RunOptions<NoSelectedOutputs>,
     recorded: Recorded,
     _weights: Option<Arc<Weights>>,
     // After the session, which frees into it.
@@ -106,9 +107,9 @@ impl std::fmt::Debug for Recording {
 impl Recording {
     /// Lets `play` have its places, and what plays it.
     pub(super) fn play<T>(&mut self, play: impl FnOnce(&mut Recorded, Launch<'_>) -> T) -> T {
-        let Self { session, binding, recorded, .. } = self;
+        let Self { session, binding, options, recorded, .. } = self;
         let mut launch = || {
-            let ran = session.run_binding(binding);
+            let ran = session.run_binding_with_options(binding, options);
             ran.map(|_| ()).map_err(|error| RunError::Model(error.message().to_owned()))
         };
         play(recorded, &mut launch)
@@ -138,10 +139,13 @@ pub(super) fn record(
     let mut binding = session.create_binding().map_err(text)?;
     let info = memory_info(recipe.kept.device().gpu())?;
     let recorded = bind(&mut binding, spec, example, (&recipe.kept, &info))?;
+    // What is played back is waited for by an event behind the copies of its outputs.
+    let mut options = RunOptions::new().map_err(text)?;
+    options.disable_device_sync().map_err(text)?;
     let (weights, stream) = (recipe.cuda.weights.clone(), Arc::clone(stream));
     // Whole from here on: a failure drops its parts in their order.
     let mut recording =
-        Recording { session, binding, recorded, _weights: weights, allocator, _stream: Arc::clone(&stream) };
+        Recording { session, binding, options, recorded, _weights: weights, allocator, _stream: Arc::clone(&stream) };
     graphs.record(&recipe.scratch, clock, move || {
         let Recording { session, binding, allocator, .. } = &mut recording;
         // Two plain runs, the recording, and one playback, all in this call.

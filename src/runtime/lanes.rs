@@ -173,6 +173,12 @@ impl Lanes {
         self.turns.undo();
     }
 
+    /// Gives back the device memory that inputs had, while nothing is staged or running. Whether there was any.
+    pub(super) fn let_go_inputs(&mut self) -> bool {
+        let lanes = self.slots.iter_mut().flat_map(|slot| &mut slot.inputs);
+        lanes.filter_map(|lane| lane.device.take()).count() > 0
+    }
+
     fn stage_in(
         &mut self,
         index: usize,
