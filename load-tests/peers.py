@@ -1,6 +1,10 @@
 #!/usr/bin/env python3
 """Side by side with other servers: all are up at once, those whose turn it is not are stopped (SIGSTOP), rounds alternate.
 
+Before each round the server has a second of the same load that is not measured: what it gave back while it was stopped is its own
+again. After it, whatever the clients left behind is waited for: a server that computes answers that nobody waits for, and cannot be stopped,
+must not take that time from the next one.
+
   export PEERS_HOME=FOLDER CONCERTINA_ONNXRUNTIME=$PWD/.setup/onnxruntime/libonnxruntime.so.1.31.1
   $PEERS_HOME/venv/base/bin/python load-tests/peers.py measure --model mlp --output FOLDER/mlp.json     one model, a few minutes
   $PEERS_HOME/venv/base/bin/python load-tests/peers.py report FOLDER/*.json       the table, into load-tests/results/peers.md
@@ -31,6 +35,10 @@ PEERS = ["concertina", "triton", "mlserver", "litserve", "mosec", "bentoml"]
 PATIENCE = 90
 # Below those that the kernel gives to clients.
 FIRST_PORT = 21200
+WARM_UP_SECONDS = 1
+#: A server is through with what was left behind when its processes used less than this part of one core for a while.
+IDLE_PART = 0.15
+IDLE_WINDOW = 0.3
 VERSIONS = ("Triton 2.51.0 (nvidia-pytriton 0.7.0, Python backend), MLServer 1.7.1, LitServe 0.2.19, Mosec 0.9.8, BentoML 1.4.40, each with ONNX "
             "Runtime 1.31.1 and batches of up to 64 rows.")
 
@@ -104,6 +112,27 @@ class Peer:
                 time.sleep(0.2)
         raise RuntimeError(f"{self.name} did not become ready; see {self.log.name}")
 
+    def cpu_seconds(self):
+        """Of all processes of its group."""
+        ticks = 0
+        for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = stat.read_text().rsplit(") ", 1)[1].split()
+            except OSError:
+                continue
+            if int(fields[2]) == self.process.pid:
+                ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+    def wait_until_idle(self):
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            before = self.cpu_seconds()
+            time.sleep(IDLE_WINDOW)
+            if self.cpu_seconds() - before <= IDLE_PART * IDLE_WINDOW:
+                return
+        raise RuntimeError(f"{self.name} does not become idle")
+
     def tell(self, what):
         # The processes of Triton's Python backend give each other up when one of them stops; idle, they cost next to nothing.
         if self.name != "triton" or what not in (signal.SIGSTOP, signal.SIGCONT):
@@ -173,7 +202,11 @@ def measure(arguments):
                         peer.tell(signal.SIGCONT)
                         time.sleep(0.1)
                         body = "bentoml" if name == "bentoml" else form
-                        result = load(peer, clients, arguments.seconds, files[body], head if form == "binary" else None)
+                        binary = head if form == "binary" else None
+                        load(peer, clients, WARM_UP_SECONDS, files[body], binary)
+                        peer.wait_until_idle()
+                        result = load(peer, clients, arguments.seconds, files[body], binary)
+                        peer.wait_until_idle()
                         peer.tell(signal.SIGSTOP)
                         cell = dict(model=arguments.model, peer=name, clients=clients, form=form, round=round_, **result)
                         cells.append(cell)
@@ -253,7 +286,7 @@ def main():
     one.add_argument("--clients", nargs="+", type=int, default=[1, 8, 64, 256])
     one.add_argument("--forms", nargs="+", default=["json", "binary"])
     one.add_argument("--rounds", type=int, default=2)
-    one.add_argument("--seconds", type=int, default=2)
+    one.add_argument("--seconds", type=int, default=4)
     one.add_argument("--layouts", default=str(ROOT / "load-tests/peers/layouts.json"))
     one.add_argument("--binary", default=None)
     one.add_argument("--output", required=True)
