@@ -36,7 +36,7 @@ PATIENCE = 90
 # Below those that the kernel gives to clients.
 FIRST_PORT = 21200
 WARM_UP_SECONDS = 1
-#: A server is through with what was left behind when its processes used less than this part of one core for a while.
+#: A server is through with what was left behind when its processes use hardly more of a core than before there was any load.
 IDLE_PART = 0.15
 IDLE_WINDOW = 0.3
 VERSIONS = ("Triton 2.51.0 (nvidia-pytriton 0.7.0, Python backend), MLServer 1.7.1, LitServe 0.2.19, Mosec 0.9.8, BentoML 1.4.40, each with ONNX "
@@ -124,14 +124,16 @@ class Peer:
                 ticks += int(fields[11]) + int(fields[12])
         return ticks / os.sysconf("SC_CLK_TCK")
 
+    def used(self):
+        """Cores in use."""
+        before = self.cpu_seconds()
+        time.sleep(IDLE_WINDOW)
+        return (self.cpu_seconds() - before) / IDLE_WINDOW
+
     def wait_until_idle(self):
         end = time.monotonic() + PATIENCE
-        while time.monotonic() < end:
-            before = self.cpu_seconds()
-            time.sleep(IDLE_WINDOW)
-            if self.cpu_seconds() - before <= IDLE_PART * IDLE_WINDOW:
-                return
-        raise RuntimeError(f"{self.name} does not become idle")
+        while self.used() > self.resting + IDLE_PART:
+            assert time.monotonic() < end, f"{self.name} does not become idle"
 
     def tell(self, what):
         # The processes of Triton's Python backend give each other up when one of them stops; idle, they cost next to nothing.
@@ -181,6 +183,7 @@ def measure(arguments):
             reference = answer if reference is None else reference
             assert np.allclose(answer, reference, atol=1e-4), f"{name} answers something else"
             ready(peer)
+            peer.resting = statistics.median(peer.used() for _ in range(3))
             peer.tell(signal.SIGSTOP)
         forms = {name: [form for form in arguments.forms if form == "json" or name in start.BINARY] for name in peers}
         for name, peer in peers.items():

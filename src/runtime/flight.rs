@@ -60,29 +60,17 @@ pub(super) struct Running {
 }
 
 impl Session {
-    /// All steps, one after the other. Nothing else may be staged. What finds no room has it once inputs of other batches, smaller
-    /// or larger ones, have no places any more.
+    /// All steps, one after the other.
     pub(super) fn run_on_device(&mut self, batch: &Batch, clock: Clock) -> Ran {
-        let mut ran = self.run_steps(batch, clock);
-        let short = |ran: &Ran| matches!(ran.result, Err(RunError::OutOfMemory { .. }));
-        if short(&ran) && self.let_go_inputs() {
-            ran = self.run_steps(batch, clock);
-            if short(&ran) {
-                self.let_go_inputs();
-            }
-        }
-        ran
-    }
-
-    fn let_go_inputs(&mut self) -> bool {
-        self.lanes.as_mut().is_some_and(Lanes::let_go_inputs)
-    }
-
-    fn run_steps(&mut self, batch: &Batch, clock: Clock) -> Ran {
         let ready = self.stage(batch, clock);
         let mut running = self.launch(batch, ready, clock);
         self.settle(batch, &mut running, clock);
         self.scatter(batch, running, clock)
+    }
+
+    /// Gives back the device memory that inputs of earlier batches had. Nothing may be staged or running. Whether there was any.
+    pub(super) fn let_go_inputs(&mut self) -> bool {
+        self.lanes.as_mut().is_some_and(Lanes::let_go_inputs)
     }
 
     /// Whether batches can be staged while another one computes.
