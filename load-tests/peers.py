@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Side by side with other servers: all are up at once, those whose turn it is not are stopped (SIGSTOP), rounds alternate.
+"""Side by side with other servers: all are up at once, started one after the other; those whose turn it is not are stopped (SIGSTOP), rounds alternate.
 
 Before each round the server has a second of the same load that is not measured: what it gave back while it was stopped is its own
 again. After it, whatever the clients left behind is waited for: a server that computes answers that nobody waits for, and cannot be stopped,
@@ -177,8 +177,8 @@ def measure(arguments):
         for index, name in enumerate(arguments.peers):
             given = layouts.get(name, {})
             layout = given.get(arguments.model, given.get("default", [os.cpu_count(), 1, 0.001]))
-            peers[name] = Peer(name, arguments, layout, port + 10 * index)
-        for name, peer in peers.items():
+            # One after the other: ours measures what suits the machine while it starts.
+            peer = peers[name] = Peer(name, arguments, layout, port + 10 * index)
             answer = peer.wait(files["bentoml" if name == "bentoml" else "json"])
             reference = answer if reference is None else reference
             assert np.allclose(answer, reference, atol=1e-4), f"{name} answers something else"
