@@ -54,7 +54,7 @@ impl Loop {
         if let (Ok(_), Some(predicted)) = (&completion.result, dispatch.duration)
             && !predicted.is_zero()
         {
-            metrics.seconds_ratio.observe(completion.stages.total().as_secs_f64() / predicted.as_secs_f64());
+            metrics.seconds_ratio.observe(completion.stages.occupied().as_secs_f64() / predicted.as_secs_f64());
         }
     }
 

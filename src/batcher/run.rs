@@ -383,7 +383,7 @@ impl Loop {
             Ok(outputs) => {
                 self.count_batch(&flight, completion.stages);
                 self.deliver(&flight.dispatch.parts, outputs, completion.stages);
-                Outcome::Done { duration: completion.stages.total(), bytes: completion.bytes }
+                Outcome::Done { duration: completion.stages.occupied(), bytes: completion.bytes }
             }
             Err(RunError::OutOfMemory { message }) => {
                 tracing::warn!(model = %model, rows = flight.dispatch.rows, %message, "a batch found no memory");

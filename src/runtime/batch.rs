@@ -76,6 +76,16 @@ impl Stages {
         let host = self.gather + self.scatter;
         if self.overlapped { self.compute.max(host) } else { host + self.compute }
     }
+
+    /// How long the instance could not compute another batch: what counts for rows per second. Where batches overlap, this one's
+    /// inputs are copied beside the one before, unless there was none: then `compute` includes that, and this does not.
+    #[must_use]
+    pub fn occupied(&self) -> Duration {
+        if !self.overlapped || self.device.is_zero() {
+            return self.total();
+        }
+        self.device.max(self.copy).max(self.gather + self.scatter)
+    }
 }
 
 /// Why a run has no outputs.
@@ -93,4 +103,32 @@ pub enum RunError {
     /// The instance cannot run anything any more.
     #[error("the instance is lost: {0}")]
     Lost(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_that_nothing_ran_beside_counts_in_a_run_and_not_in_what_an_instance_can_do() {
+        let ms = Duration::from_millis;
+        // 128 rows alone, whose 2 ms of copying are waited for, and behind another batch, where they are not.
+        let alone = Stages {
+            gather: ms(7),
+            compute: ms(20),
+            copy: ms(2),
+            device: ms(18),
+            overlapped: true,
+            ..Stages::default()
+        };
+        let behind = Stages { compute: ms(18), ..alone };
+        assert_eq!((alone.total(), behind.total()), (ms(20), ms(18)));
+        assert_eq!((alone.occupied(), behind.occupied()), (ms(18), ms(18)));
+        // What takes longest of what goes on at once.
+        assert_eq!(Stages { copy: ms(30), ..alone }.occupied(), ms(30));
+        assert_eq!(Stages { gather: ms(15), scatter: ms(16), ..alone }.occupied(), ms(31));
+        // Without times of the device, or nothing at once, it is as long as it takes.
+        assert_eq!(Stages { device: ms(0), ..alone }.occupied(), ms(20));
+        assert_eq!(Stages { overlapped: false, ..alone }.occupied(), ms(27));
+    }
 }

@@ -30,7 +30,7 @@ const SLOWER: f64 = 0.9;
 pub struct Measured {
     /// Rows of the batch.
     pub rows: Rows,
-    /// The fastest run.
+    /// The fastest run: how long it kept the instance from other batches.
     pub duration: Duration,
     /// Peak bytes of run memory.
     pub bytes: ByteSize,
@@ -200,8 +200,14 @@ pub(super) fn fastest(
 /// One run of synthetic rows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Trial {
-    /// How long the instance was busy.
+    /// From the first row gathered to the last one given out, as far as they do not overlap; see [`Stages::total`].
+    ///
+    /// [`Stages::total`]: super::batch::Stages::total
     pub(super) took: Duration,
+    /// Of that, how long no other batch could be computed; see [`Stages::occupied`].
+    ///
+    /// [`Stages::occupied`]: super::batch::Stages::occupied
+    pub(super) occupied: Duration,
     /// Of that, what the device times itself; zero on the host.
     pub(super) device: Duration,
     /// Run memory.
@@ -211,7 +217,7 @@ pub(super) struct Trial {
 impl Trial {
     /// The faster of two, with the bytes of this one.
     fn or_faster(self, other: Self) -> Self {
-        if other.took < self.took { Self { bytes: self.bytes, ..other } } else { self }
+        if other.occupied < self.occupied { Self { bytes: self.bytes, ..other } } else { self }
     }
 }
 
@@ -337,7 +343,7 @@ impl Runner<'_> {
                 break;
             }
         }
-        let (duration, device) = best.map_or((Duration::MAX, Duration::ZERO), |best| (best.took, best.device));
+        let (duration, device) = best.map_or((Duration::MAX, Duration::ZERO), |best| (best.occupied, best.device));
         Ok((Measured { rows, duration, bytes }, device))
     }
 
@@ -356,7 +362,7 @@ impl Runner<'_> {
             }
         }
         let Ran { result, stages, bytes } = ran;
-        result.map(|_| Trial { took: stages.total(), device: stages.device, bytes })
+        result.map(|_| Trial { took: stages.total(), occupied: stages.occupied(), device: stages.device, bytes })
     }
 }
 

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Changes whenever the meaning of a field does.
-const SCHEMA: u32 = 2;
+const SCHEMA: u32 = 3;
 /// The most sizes of a ladder.
 const MOST_SIZES: usize = 64;
 /// The most rows, as in `max_batch_size`.

@@ -112,9 +112,9 @@ fn nothing_that_no_measurement_gives_is_believed() {
     let good = stored().render();
     assert_eq!(Stored::parse(good.as_bytes(), &key("a")), Ok(stored()));
     for (from, to) in [
-        ("\"schema\": 2", "\"schema\": 1"),
-        ("\"schema\": 2", "\"schema\": -1"),
-        ("\"schema\": 2,", ""),
+        ("\"schema\": 3", "\"schema\": 1"),
+        ("\"schema\": 3", "\"schema\": -1"),
+        ("\"schema\": 3,", ""),
         ("\"seconds\": 0.001,", "\"seconds\": NaN,"),
         ("\"seconds\": 0.001,", "\"seconds\": null,"),
         ("\"seconds\": 0.001,", "\"seconds\": -0.001,"),
