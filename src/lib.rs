@@ -43,12 +43,13 @@
 //!
 //! # Files with `unsafe`
 //! - `src/memory/block.rs`: slices over blocks of host memory.
-//! - `src/memory/cuda.rs`, `src/memory/cuda/driver.rs`, `src/memory/cuda/stream.rs`, `src/memory/cuda/nvml.rs`: the driver of
-//!   NVIDIA GPUs and NVML, found at run time.
+//! - `src/memory/cuda.rs`, `src/memory/cuda/driver.rs`, `src/memory/cuda/stream.rs`, `src/memory/cuda/graph.rs`,
+//!   `src/memory/cuda/nvml.rs`: the driver of NVIDIA GPUs and NVML, found at run time.
 //! - `src/memory/heap.rs`: how the C heap treats large blocks, and giving back what is free in it.
 //! - `src/memory/host.rs`: reserving, committing and giving back address ranges of the host.
 //! - `src/runtime/allocator.rs`: the allocator that ONNX Runtime gets, and the exception that a denial is.
 //! - `src/runtime/bound.rs`: tensors in the memory of a device, and which node runs where.
+//! - `src/runtime/graphs.rs`: launching recorded work, whose memory must stay until it has run.
 //! - `src/runtime/cuda.rs`: handing a stream of ours to ONNX Runtime.
 //! - `src/runtime/lanes.rs`, `src/runtime/weights.rs`: asking a GPU to copy from and to memory that must stay until it has.
 //! - `src/runtime/library.rs`: setting an environment variable before any thread exists.
@@ -70,6 +71,7 @@ pub mod keys;
 pub mod memory;
 pub mod metrics;
 pub mod model;
+pub mod optimize;
 pub mod profile;
 pub mod repository;
 pub mod runtime;

@@ -10,10 +10,12 @@
 #![allow(unsafe_code)]
 
 mod driver;
+mod graph;
 mod nvml;
 mod stream;
 
 pub use driver::{CudaError, Gpu, NoCuda};
+pub use graph::Graph;
 pub use nvml::{GpuState, Nvml};
 pub use stream::{Event, Pinned, Stream};
 

@@ -1,33 +1,40 @@
-//! Recorded runs: for some small batch sizes a session of its own, whose varying dimensions are fixed, records what it puts
-//! into the stream, and from then on one call plays all of it back. What is fixed needs no arithmetic on shapes, which is
-//! what keeps many models from being recorded.
+//! Recorded runs: for some small batch sizes we record what a session of its own, whose varying dimensions are fixed, puts into the
+//! stream, and from then on one call plays all of it back. What is fixed needs no arithmetic on shapes, which is what keeps
+//! many models from being recorded.
+//!
+//! ONNX Runtime can record by itself, but then each playback is a run of its session, during whose first 20 to 60 microseconds the
+//! device has nothing to do. What we record is launched by the driver alone; the session is kept for the memory that it has.
 //!
 //! A recording remembers addresses: its inputs, its outputs, and all that it allocated on the way. So its run memory is an
 //! arena that gives nothing back; the recordings of one instance share it, for they play one after the other. Under pressure
 //! they are dropped first, all of an instance at once.
+#![allow(unsafe_code)]
 
 use super::allocator::{self, Arenas, SessionAllocator, memory_info};
 use super::bound::{self, DeviceTensor, Place};
 use super::cuda::{self, CudaOptions};
 use super::inputs::packed;
-use super::lanes::Recorded;
+use super::lanes::{Recorded, device_error};
 use super::locks::Locks;
 use super::shelf::{Kept, Shelf, Unrecorded};
 use super::staging::Packed;
 use super::weights::Weights;
 use super::{RunError, Runtime};
 use crate::clock::Clock;
-use crate::memory::cuda::Stream;
+use crate::memory::cuda::{Graph, Stream};
 use crate::memory::{Arena, ArenaKind, ArenaOptions, Device};
 use crate::model::{Dim, ModelSpec};
 use crate::tensor::Shape;
 use crate::units::{ByteSize, Rows};
 use ort::memory::MemoryInfo;
 use ort::session::builder::GraphOptimizationLevel;
-use ort::session::{IoBinding, NoSelectedOutputs, RunOptions, Session};
+use ort::session::{IoBinding, RunOptions, Session};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+
+/// Runs before the one that is recorded.
+const RUNS_BEFORE: usize = 2;
 
 /// While one records, no other thread of this process may begin to.
 static RECORDING: Mutex<()> = Mutex::new(());
@@ -87,15 +94,20 @@ pub(super) type Launch<'a> = &'a mut dyn FnMut() -> Result<(), RunError>;
 
 /// One recorded run. What comes first is dropped first.
 pub(super) struct Recording {
+    graph: Graph,
+    recorded: Recorded,
+    source: Source,
+}
+
+/// What is recorded, and is held as long as there is a recording, which uses its memory. What comes first is dropped first.
+struct Source {
     session: Session,
     binding: IoBinding,
-    options: RunOptions<NoSelectedOutputs>,
-    recorded: Recorded,
     _weights: Option<Arc<Weights>>,
     // After the session, which frees into it.
     allocator: SessionAllocator,
     // Last: the session was made for this stream, and may outlive the ways of the instance, which hold it too.
-    _stream: Arc<Stream>,
+    stream: Arc<Stream>,
 }
 
 impl std::fmt::Debug for Recording {
@@ -107,12 +119,35 @@ impl std::fmt::Debug for Recording {
 impl Recording {
     /// Lets `play` have its places, and what plays it.
     pub(super) fn play<T>(&mut self, play: impl FnOnce(&mut Recorded, Launch<'_>) -> T) -> T {
-        let Self { session, binding, options, recorded, .. } = self;
-        let mut launch = || {
-            let ran = session.run_binding_with_options(binding, options);
-            ran.map(|_| ()).map_err(|error| RunError::Model(error.message().to_owned()))
-        };
+        let Self { graph, recorded, source } = self;
+        // SAFETY: all that the graph uses is held by this recording or lies below the guard of its shelf, and both stay while it is
+        // played. It is in order with whatever else uses that, for all recordings of an instance are played in one stream. Breach:
+        // `recorded_runs_give_the_same_answers_and_go_first_when_memory_is_short` in tests/device.
+        let mut launch = || unsafe { graph.launch(&source.stream) }.map_err(|error| device_error(&error));
         play(recorded, &mut launch)
+    }
+}
+
+impl Source {
+    /// Runs so often that libraries have chosen and loaded what they need, and then once more to be recorded. Begins a run of the
+    /// allocator and does not end it.
+    fn capture(&mut self, clock: Clock) -> Result<Graph, Unrecorded> {
+        let denials = self.allocator.denials();
+        let text = |error: ort::Error| error.message().to_owned();
+        let mut options = RunOptions::new().map_err(text)?;
+        // Not to be recorded by ONNX Runtime, nor waited for, which cannot be recorded.
+        options.set("gpu_graph_id", "-1").and_then(|()| options.disable_device_sync()).map_err(text)?;
+        self.allocator.begin_run(clock.now(), ByteSize::ZERO)?;
+        let Self { session, binding, allocator, stream, .. } = self;
+        let mut run = || {
+            let ran = session.run_binding_with_options(binding, &options).map(|_| ());
+            ran.map_err(|error| short(allocator, denials, text(error)))
+        };
+        for _ in 0..RUNS_BEFORE {
+            run()?;
+            stream.synchronize()?;
+        }
+        stream.capture(run)
     }
 }
 
@@ -135,30 +170,21 @@ pub(super) fn record(
     let sizes = overrides(spec, rows, &example.inputs)?;
     let session = build(recipe, &allocator, (stream, locks), &sizes).ok_or(Unrecorded::Busy)?;
     let session = session.map_err(|reason| short(&allocator, denials, reason))?;
-    let text = |error: ort::Error| error.message().to_owned();
-    let mut binding = session.create_binding().map_err(text)?;
+    let mut binding = session.create_binding().map_err(|error| error.message().to_owned())?;
     let info = memory_info(recipe.kept.device().gpu())?;
     let recorded = bind(&mut binding, spec, example, (&recipe.kept, &info))?;
-    // What is played back is waited for by an event behind the copies of its outputs.
-    let mut options = RunOptions::new().map_err(text)?;
-    options.disable_device_sync().map_err(text)?;
     let (weights, stream) = (recipe.cuda.weights.clone(), Arc::clone(stream));
     // Whole from here on: a failure drops its parts in their order.
-    let mut recording =
-        Recording { session, binding, options, recorded, _weights: weights, allocator, _stream: Arc::clone(&stream) };
+    let mut source = Source { session, binding, _weights: weights, allocator, stream };
     graphs.record(&recipe.scratch, clock, move || {
-        let Recording { session, binding, allocator, .. } = &mut recording;
-        // Two plain runs, the recording, and one playback, all in this call.
-        let ran = allocator.begin_run(clock.now(), ByteSize::ZERO).map_err(Unrecorded::from).and_then(|()| {
-            let ran = session.run_binding(binding).map(|_| ());
-            ran.map_err(|error| short(allocator, denials, text(error)))
-        });
-        let ended = stream.synchronize();
-        let footprint = usize::try_from(allocator.pause_run().0).unwrap_or(usize::MAX);
-        ran?;
+        let graph = source.capture(clock);
+        let ended = source.stream.synchronize();
+        let footprint = usize::try_from(source.allocator.pause_run().0).unwrap_or(usize::MAX);
+        let graph = graph?;
         ended?;
+        let recording = Arc::new(Mutex::new(Recording { graph, recorded, source }));
         let (inputs, bytes) = (example.inputs.clone(), example.bytes);
-        Ok(Kept { rows, inputs, bytes, footprint, recording: Arc::new(Mutex::new(recording)) })
+        Ok(Kept { rows, inputs, bytes, footprint, recording })
     })
 }
 
@@ -173,7 +199,7 @@ fn short(allocator: &SessionAllocator, before: u64, reason: String) -> Unrecorde
     if short { Unrecorded::Short(reason) } else { Unrecorded::Impossible(reason) }
 }
 
-/// A session whose dimensions do not vary, and which records what it puts into the stream. `None`: another one is being loaded.
+/// A session whose dimensions do not vary, and in which nothing happens that could not be recorded. `None`: another one is being loaded.
 fn build(
     recipe: &Recipe,
     allocator: &SessionAllocator,

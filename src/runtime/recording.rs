@@ -76,14 +76,14 @@ impl Session {
         recorded
     }
 
-    /// Records one size and answers how long it takes now; `None`: no recording of it is worth its memory.
+    /// Records one size and answers how long it keeps the instance now; `None`: no recording of it is worth its memory.
     fn try_one(
         &mut self,
         plan: &Plan,
         rows: Rows,
         (locks, clock): (Locks, Clock),
     ) -> Result<Option<Duration>, Unrecorded> {
-        let (before, Trial { took: after, device, .. }) = self.record_one(plan, rows, (locks, clock))?;
+        let (before, Trial { took: after, occupied, device, .. }) = self.record_one(plan, rows, (locks, clock))?;
         let gains = after.as_secs_f64() <= MUST_TAKE * before.as_secs_f64();
         tracing::info!(rows, ?before, ?after, ?device, gains, "a run was recorded");
         if !gains && plan.mode != CudaGraph::On {
@@ -91,7 +91,7 @@ impl Session {
             return Ok(None);
         }
         self.note_device_time(rows, device);
-        Ok(Some(after))
+        Ok(Some(occupied))
     }
 
     /// Recording has run the small sizes last. Where sessions keep to sizes, those that are not played back get theirs again now,

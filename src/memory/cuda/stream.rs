@@ -40,7 +40,12 @@ impl Stream {
         self.gpu
     }
 
-    /// The driver's name of it, for ONNX Runtime.
+    /// The driver's name of it.
+    pub(super) fn handle(&self) -> sys::CUstream {
+        self.raw
+    }
+
+    /// The same for ONNX Runtime.
     #[must_use]
     pub fn raw(&self) -> *mut () {
         self.raw.cast()
