@@ -163,9 +163,9 @@ fn builder(limits: &ServeLimits) -> auto::Builder<TokioExecutor> {
         .http1()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.header_read_timeout)
-        // Also how much is read in one go. More would answer large bodies at best a little sooner, but the last buffer stays with a
-        // connection that idles behind one: by hand measured, 300 KiB where 512 are read, instead of 48. And there is no way through this builder to
-        // bound a head by less.
+        // Also how much is read in one go: there is no way through this builder to bound a head by less. A lonely request of 602 KB is
+        // answered a fifth sooner with pieces of 64 KiB than of 32, and hardly sooner with larger ones, of which the last stays with
+        // a connection that idles behind a large body.
         .max_buf_size(limits.header_bytes.max(8192));
     builder
         .http2()

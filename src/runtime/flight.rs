@@ -59,6 +59,13 @@ pub(super) struct Running {
     behind: bool,
 }
 
+impl Running {
+    /// How long it ran, once it is settled.
+    pub(super) fn took(&self) -> Duration {
+        self.stages.compute
+    }
+}
+
 impl Session {
     /// All steps, one after the other.
     pub(super) fn run_on_device(&mut self, batch: &Batch, clock: Clock) -> Ran {
