@@ -53,8 +53,14 @@ test: test-rust test-clients test-kserve test-page test-alerts test-manifests
 
 test-setup: setup $(TOOLS)/tests/.done
 
+# All of it with the dependencies that the release has: compiling them twice would take longer than the tests. Unit tests have the
+# checks of a debug build and less optimisation; other tests use the library and the program as they are released.
+UNIT := --config profile.release.package.concertina.opt-level=1 --config profile.release.package.concertina.debug-assertions=true \
+	--config profile.release.package.concertina.overflow-checks=true
+
 test-rust: test-setup
-	cargo test --locked
+	cargo test --release --locked --lib $(UNIT)
+	cargo test --release --locked --test '*'
 
 test-clients: test-setup
 	PYTHONPATH=$(TOOLS)/tests:$(TOOLS)/models $(PYTHON) -m unittest discover --start-directory tests/clients --verbose
@@ -105,10 +111,10 @@ fmt:
 	cargo fmt --check
 
 lint:
-	cargo clippy --locked --all-targets -- -D warnings
+	cargo clippy --release --locked --all-targets -- -D warnings
 
 doc:
-	RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --document-private-items
+	RUSTDOCFLAGS="-D warnings" cargo doc --release --locked --no-deps --document-private-items
 
 deny:
 	cargo deny --locked check licenses bans sources
