@@ -162,6 +162,11 @@ impl Manager {
         self.publish();
         let ready = self.models.load().ready().count();
         let failed = self.models.load().index().filter(|entry| entry.state == "UNAVAILABLE").count();
+        if self.known.is_empty() {
+            // It is what it should be if models are still to come, and a wrong folder otherwise.
+            let folder = self.config.models.path.display().to_string();
+            tracing::warn!(folder, "there are no models: each is a folder in this one, as in <name>/1/model.onnx");
+        }
         tracing::info!(ready, failed, "loading is over");
     }
 

@@ -223,7 +223,7 @@ function memoryChart(device) {
   chart(byId("memory"), `Device ${device}`, [
     line("in use by models", 0, kind("allocated"), {kind: "area"}),
     line("held idle", 2, idle, {kind: "area"}),
-    line("used by others", 1, kind("outside"), {kind: "area"}),
+    line("outside: others, and this process itself", 1, kind("outside"), {kind: "area"}),
     line("limit", 4, index => Math.min(kind("limit")(index) ?? Infinity, kind("total")(index) ?? Infinity), {kind: "dashed"}),
     line("total", 5, kind("total"), {kind: "dashed"}),
   ], {say: bytes, most: kind("total")});
