@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import pathlib
+import random
 import re
 import shutil
 import signal
@@ -239,8 +240,55 @@ class Bench:
             self.note("lonely", model, "ms from launch to done as the host sees it", stages.get("compute", 0.0))
             self.note("lonely", model, "whole request, median ms", 1e3 * entry["p50_seconds"])
             self.note("lonely", model, "request less device, ms", 1e3 * entry["p50_seconds"] - stages.get("compute", 0.0), "<= 0.4")
+            self.note("lonely", model, "ms per stage", json.dumps({name: f"{value:.3f}" for name, value in stages.items()}))
             gpu = stats["devices"][-1]
             self.note("lonely", model, "committed MiB, outside MiB", f"{gpu['committed'] >> 20} {gpu.get('outside', 0) >> 20}")
+
+    def fused(self):
+        """Texts as exports spell attention out, and as `concertina optimize` writes it: rows, a lonely request, answers."""
+        for model in [name for name in self.options.names if name in ("bert16", "bert32", "minilm")]:
+            other = f"{model}-fused"
+            target = self.models / other / "1" / "model.onnx"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.unlink(missing_ok=True)
+            shutil.copy(self.models / model / "model.toml", self.models / other / "model.toml")
+            command = [self.bin("concertina"), "optimize", model, "--models", str(self.models), "--cache", "", "--out", str(target),
+                       "--tolerance", "1e-2", "--set", "runtime.providers=cuda", "--onnxruntime", self.options.library]
+            text = self.run(f"optimize-{model}", command, 120)
+            for line in re.findall(r"^.*(?:one operator now|answers differ|rows per second).*$", text, re.MULTILINE):
+                self.note("fused", model, "concertina optimize", line.strip())
+            INPUTS[other] = INPUTS[model]
+            for name in (model, other):
+                rates = {one["batch"]: one.get("rows_per_second", 0) for one in self.alone(name, "1,64,128")}
+                self.note("fused", name, "ONNX Runtime alone, rows/s at batch 1, 64, 128", " ".join(f"{rate:.0f}" for rate in rates.values()))
+        names = [name for name in self.options.names if name in ("bert16", "bert32")]
+        if len(names) == 2:
+            self.against_fp32()
+
+    def against_fp32(self):
+        """How far both forms in half precision are from the same weights in single precision."""
+        names = ["bert32", "bert16", "bert16-fused"]
+        server = self.serve(names)
+        try:
+            truth, plain, fused = (self.answers(name) for name in names)
+        finally:
+            self.stop(server)
+        largest = max(map(abs, truth))
+        for name, found in (("bert16", plain), ("bert16-fused", fused)):
+            apart = max(abs(a - b) for a, b in zip(truth, found)) / largest
+            square = (sum((a - b) ** 2 for a, b in zip(truth, found)) / sum(a * a for a in truth)) ** 0.5
+            self.note("fused", name, "answers to 16 texts apart from fp32's: of the largest value, of all", f"{apart:.1e} {square:.1e}")
+
+    def answers(self, model, rows=16, tokens=128):
+        chance = random.Random(5)
+        lengths = [chance.randint(tokens // 4, tokens) for _ in range(rows)]
+        data = {"input_ids": [chance.randint(1000, 20000) for _ in range(rows * tokens)],
+                "attention_mask": [int(at < length) for length in lengths for at in range(tokens)],
+                "token_type_ids": [0] * (rows * tokens)}
+        inputs = [{"name": name, "shape": [rows, tokens], "datatype": "INT64", "data": values} for name, values in data.items()]
+        request = urllib.request.Request(f"http://127.0.0.1:{PORT}/v2/models/{model}/infer", json.dumps({"inputs": inputs}).encode())
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return json.load(answer)["outputs"][0]["data"]
 
     def squeeze(self):
         """A neighbour takes the card down to less and less, while the server, which must leave HEADROOM free, is under
@@ -387,7 +435,7 @@ def main():
     parser.add_argument("--out", required=True)
     parser.add_argument("--models", default="/tmp/concertina-gpu-models")
     parser.add_argument("--names", default="bert16,resnet32,resnet16,minilm,bert32", type=lambda text: text.split(","))
-    parser.add_argument("--only", default="tests,throughput,lonely,squeeze,squeeze_alone,largest", type=lambda text: text.split(","))
+    parser.add_argument("--only", default="tests,throughput,lonely,fused,squeeze,squeeze_alone,largest", type=lambda text: text.split(","))
     parser.add_argument("--client-cores", type=int, default=0, help="cores set apart for the load; 0: both share all")
     parser.add_argument("--commit", default="unknown")
     bench = Bench(parser.parse_args())

@@ -7,6 +7,7 @@ mod add;
 mod flags;
 mod health;
 mod log;
+mod optimize;
 mod otel;
 mod profile;
 mod report;
@@ -16,7 +17,7 @@ pub use flags::Options;
 
 use crate::config::Config;
 use crate::model::{Derived, Graph, derive};
-use crate::profile::Profile;
+use crate::profile::{Comparison, Profile};
 use crate::repository::{Candidate, Scan, scan};
 use crate::units::Rows;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -34,6 +35,9 @@ pub type Describe<'a> = &'a dyn Fn(Option<&Path>, &Path) -> Result<Graph, String
 /// Loads and measures a model. Batch sizes, ascending; none: those that the server would choose.
 pub type Measure<'a> = &'a dyn Fn(&Config, &Candidate, &[Rows]) -> Result<Profile, String>;
 
+/// Loads two forms of a model and compares their answers.
+pub type Compare<'a> = &'a dyn Fn(&Config, [&Candidate; 2]) -> Result<Comparison, String>;
+
 /// What the commands need from below.
 #[derive(Clone, Copy)]
 pub struct Hooks<'a> {
@@ -43,6 +47,8 @@ pub struct Hooks<'a> {
     pub describe: Describe<'a>,
     /// Measures a model.
     pub profile: Measure<'a>,
+    /// Compares two forms of a model.
+    pub compare: Compare<'a>,
     /// Serves until the process is told to end.
     pub serve: &'a dyn Fn(Config) -> anyhow::Result<()>,
 }
@@ -69,6 +75,8 @@ enum Command {
     /// Copy a folder with an ONNX file and a tokenizer, as Hugging Face's hub has it, into the repository, and write its
     /// model.toml.
     Add(add::AddOptions),
+    /// Write a form of a model whose attention is one operator, for the fused kernels of GPUs, if it answers alike.
+    Optimize(optimize::OptimizeOptions),
     /// Ask the server that these options describe whether it is ready; exit 0 if it is, 1 if not.
     Healthcheck(Options),
     /// Print the version.
@@ -121,6 +129,7 @@ fn execute(
         Command::Profile(profile) => &profile.options,
         Command::Simulate(simulate) => &simulate.options,
         Command::Add(add) => &add.options,
+        Command::Optimize(optimize) => &optimize.options,
     };
     let matches = matches.subcommand().map(|(_, matches)| matches);
     let config = options.resolve(matches);
@@ -143,6 +152,10 @@ fn execute(
         (Command::Profile(options), Ok(config)) => {
             log::start(&config.log);
             profile::profile(&options, &config, hooks.profile, (out, err))
+        }
+        (Command::Optimize(options), Ok(config)) => {
+            log::start(&config.log);
+            optimize::optimize(&options, &config, hooks.compare, (out, err))
         }
         (Command::Simulate(options), Ok(config)) => simulate::simulate(&options, &config, (out, err)),
         (_, Ok(config)) => {

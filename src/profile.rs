@@ -4,8 +4,11 @@
 //! start; `Profile::new` makes numbers of it, with the scheduler's own
 //! predictions; the rest shows them.
 
+mod compare;
 mod svg;
 mod text;
+
+pub use compare::{Comparison, compare};
 
 use crate::clock::Clock;
 use crate::config::Config;
@@ -113,15 +116,8 @@ struct Memory {
 /// # Errors
 /// Why it cannot be loaded or measured, in words for the operator.
 pub fn measure(config: &Config, candidate: &Candidate, sizes: &[Rows]) -> Result<Profile, String> {
-    let runtime = Runtime::load(config.runtime.library.as_deref()).map_err(|error| error.to_string())?;
-    self_test(&runtime)?;
-    // Nothing is served: no worker reports.
-    let (completions, _) = mpsc::channel(1);
-    let (devices, clock, ids) = (Devices::open(config)?, Clock::start(), Default::default());
-    let device = devices.of(&candidate.settings)?.clone();
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let store = server::store(config);
-    let loader = Loader { runtime, devices, clock, completions, cores, ids, store };
+    let loader = loader(config)?;
+    let device = loader.devices.of(&candidate.settings)?.clone();
     let mut measured = loader.measure(candidate)?;
     loader.keep(candidate, &measured);
     if !sizes.is_empty() {
@@ -132,7 +128,7 @@ pub fn measure(config: &Config, candidate: &Candidate, sizes: &[Rows]) -> Result
         .calibration
         .map_err(|error| format!("it does not run on synthetic rows ({error}); [warmup] in model.toml can help"))?;
     let file = ByteSize(std::fs::metadata(&candidate.file).map_or(0, |file| file.len()));
-    let memory = Memory { file, weights: weights(&device), free: device.sample(clock.now()).budget };
+    let memory = Memory { file, weights: weights(&device), free: device.sample(loader.clock.now()).budget };
     let mut profile = Profile::new(&measured.spec, measured.layout, &calibration, memory);
     for line in &mut profile.rows {
         line.device_seconds = device_time(&measured.sessions, line.rows).map(|time| time.as_secs_f64());
@@ -142,6 +138,17 @@ pub fn measure(config: &Config, candidate: &Candidate, sizes: &[Rows]) -> Result
         Padding { dims, difference }
     });
     Ok(Profile { recorded, unrecorded, padding, ..profile })
+}
+
+/// What loads a model of which nothing is served.
+fn loader(config: &Config) -> Result<Loader, String> {
+    let runtime = Runtime::load(config.runtime.library.as_deref()).map_err(|error| error.to_string())?;
+    self_test(&runtime)?;
+    // No worker reports.
+    let (completions, _) = mpsc::channel(1);
+    let (devices, clock, ids) = (Devices::open(config)?, Clock::start(), Default::default());
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    Ok(Loader { runtime, devices, clock, completions, cores, ids, store: server::store(config) })
 }
 
 /// How long the device needs for so many rows: in the slowest session, or in that which alone has recorded them.

@@ -62,7 +62,7 @@ pub(super) fn profile(
 }
 
 /// The candidate that a person means, or why there is none.
-fn find(wanted: &str, config: &Config) -> Result<Candidate, Vec<String>> {
+pub(super) fn find(wanted: &str, config: &Config) -> Result<Candidate, Vec<String>> {
     let scan = scan(&config.models.path, config);
     let (name, version) = match wanted.split_once('/') {
         None => (wanted, None),

@@ -19,13 +19,19 @@ fn unmeasured(_: &Config, _: &Candidate, _: &[Rows]) -> Result<Profile, String> 
     Err("not measured".to_owned())
 }
 
+/// Nothing is compared here.
+fn incomparable(_: &Config, _: [&Candidate; 2]) -> Result<Comparison, String> {
+    Err("not compared".to_owned())
+}
+
 fn command(arguments: &[&str]) -> (u8, String, String) {
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let serve = |config: Config| anyhow::bail!("serving on {}", config.address);
     let measure = |_: &Config, candidate: &Candidate, rows: &[Rows]| {
         Err(format!("measured {}/{} at {rows:?}", candidate.name, candidate.version))
     };
-    let hooks = Hooks { library: &|_| Ok(()), describe: &graph, profile: &measure, serve: &serve };
+    let hooks =
+        Hooks { library: &|_| Ok(()), describe: &graph, profile: &measure, compare: &incomparable, serve: &serve };
     let arguments = std::iter::once("concertina").chain(arguments.iter().copied()).map(OsString::from);
     let code = execute(arguments, hooks, &mut out, &mut err).expect("no I/O errors");
     let text = |bytes| String::from_utf8(bytes).expect("text");
@@ -105,7 +111,8 @@ fn a_missing_library_is_one_fault_however_broken_the_rest_is() {
         .expect("a file");
     let file = file.to_str().expect("text");
     let library = |path: Option<&Path>| Err(format!("no library at {}", path.expect("a path").display()));
-    let hooks = Hooks { library: &library, describe: &graph, profile: &unmeasured, serve: &|_| Ok(()) };
+    let hooks =
+        Hooks { library: &library, describe: &graph, profile: &unmeasured, compare: &incomparable, serve: &|_| Ok(()) };
     for (arguments, expected) in [
         (&["--config", file, "--set", "runtime.library=/set.so"][..], "/set.so"),
         (&["--config", file, "--onnxruntime", "/flag.so"], "/flag.so"),
@@ -138,7 +145,13 @@ impl Write for Closed {
 fn the_exit_code_is_right_although_nobody_reads_what_is_said() {
     let root = tempfile::tempdir().expect("a temporary folder");
     let path = root.path().to_str().expect("text");
-    let hooks = Hooks { library: &|_| Ok(()), describe: &graph, profile: &unmeasured, serve: &|_| Ok(()) };
+    let hooks = Hooks {
+        library: &|_| Ok(()),
+        describe: &graph,
+        profile: &unmeasured,
+        compare: &incomparable,
+        serve: &|_| Ok(()),
+    };
     let code = |command: &str, more: &[&str]| {
         let arguments =
             ["concertina", command, "--models", path].into_iter().chain(more.iter().copied()).map(OsString::from);

@@ -39,6 +39,14 @@ pub struct Measured {
     pub difference: Option<f64>,
 }
 
+impl Measured {
+    /// Rows per second of all its sessions at their best batch size; zero if that is not known.
+    #[must_use]
+    pub fn rows_per_second(&self) -> f64 {
+        self.calibration.as_ref().map_or(0.0, |calibration| rate(self.layout, calibration))
+    }
+}
+
 impl Loader {
     /// Loads a candidate, measures it, and chooses its layout.
     ///
@@ -112,7 +120,7 @@ impl Loader {
 
     /// Lets two layouts run their best batch in turn.
     fn more_pays(&self, more: &mut Measured, fewer: &mut Measured, until: Instant) -> bool {
-        let mut contest = Contest::new(speed(more), speed(fewer));
+        let mut contest = Contest::new(more.rows_per_second(), fewer.rows_per_second());
         while contest.is_open() && self.clock.now() < until {
             let rates = if contest.more_goes_first() {
                 let first = self.round(more);
@@ -251,8 +259,4 @@ pub(super) fn at_once<T: Send>(sessions: &mut [Session], work: impl Fn(&mut Sess
         };
         threads.into_iter().map(join).collect()
     })
-}
-
-fn speed(measured: &Measured) -> f64 {
-    measured.calibration.as_ref().map_or(0.0, |calibration| rate(measured.layout, calibration))
 }

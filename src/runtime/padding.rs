@@ -44,6 +44,18 @@ pub fn confirm_padding(session: &mut Session, spec: &ModelSpec, clock: Clock) ->
     result.map(|difference| Confirmed { plan, difference })
 }
 
+/// Answers to rows that are always the same: alone, beside others, and padded where the spec says that rows are. Two forms of a
+/// model are compared by them. The session's spec is another one afterwards.
+///
+/// # Errors
+/// Why it does not run on them.
+pub fn sample(session: &mut Session, spec: &ModelSpec, clock: Clock) -> Result<Vec<Vec<Tensor>>, String> {
+    let plan = spec.padding.clone().unwrap_or_default();
+    let mut run = Comparison { session, spec, plan, clock, integers: Integers::Mixed };
+    run.settle()?;
+    run.sample().map_err(|error| error.to_string())
+}
+
 /// What integers are of which the settings say nothing.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Integers {
@@ -91,6 +103,20 @@ impl Comparison<'_> {
             }
         }
         Ok(worst)
+    }
+
+    fn sample(&mut self) -> Result<Vec<Vec<Tensor>>, RunError> {
+        if self.plan.dims.is_empty() {
+            let rows: [&[usize]; 4] = [&[]; 4];
+            let rows = if self.spec.batch_axis.is_some() { &rows[..] } else { &rows[..1] };
+            return Ok(vec![self.alone(&[])?, self.run(Arc::new(self.spec.clone()), rows)?]);
+        }
+        let mut answers = Vec::new();
+        for (short, long) in self.pairs() {
+            answers.push(self.alone(&long)?);
+            answers.push(self.padded(&short, &long)?);
+        }
+        Ok(answers)
     }
 
     /// Finds integers that the model bears.
@@ -256,7 +282,8 @@ fn has_few_digits(datatype: DataType) -> bool {
 }
 
 /// The largest difference as a part of the largest value; infinite where shapes differ, or what cannot be a little different.
-fn difference(alone: &Tensor, padded: &Tensor) -> f64 {
+#[must_use]
+pub fn difference(alone: &Tensor, padded: &Tensor) -> f64 {
     if alone.shape != padded.shape {
         return f64::INFINITY;
     }
