@@ -83,6 +83,22 @@ enum Command {
     Version,
 }
 
+impl Command {
+    /// What says where the configuration is; `None` for a command that needs none.
+    fn options(&self) -> Option<&Options> {
+        match self {
+            Self::Version => None,
+            Self::Serve(options) | Self::Check(options) | Self::Models(options) | Self::Healthcheck(options) => {
+                Some(options)
+            }
+            Self::Profile(profile) => Some(&profile.options),
+            Self::Simulate(simulate) => Some(&simulate.options),
+            Self::Add(add) => Some(&add.options),
+            Self::Optimize(optimize) => Some(&optimize.options),
+        }
+    }
+}
+
 /// Runs the command that `arguments` (the first is the program) and the environment say. Exit codes: 0, 1 if something is
 /// wrong with configuration, models or the run, 2 for arguments that make no sense.
 pub fn run(arguments: impl IntoIterator<Item = OsString>, hooks: Hooks<'_>) -> ExitCode {
@@ -117,19 +133,8 @@ fn execute(
             return Ok(u8::try_from(error.exit_code()).unwrap_or(2));
         }
     };
-    let options = match &cli.command {
-        Command::Version => {
-            writeln!(out, "concertina {}", env!("CARGO_PKG_VERSION"))?;
-            return Ok(0);
-        }
-        Command::Serve(options)
-        | Command::Check(options)
-        | Command::Models(options)
-        | Command::Healthcheck(options) => options,
-        Command::Profile(profile) => &profile.options,
-        Command::Simulate(simulate) => &simulate.options,
-        Command::Add(add) => &add.options,
-        Command::Optimize(optimize) => &optimize.options,
+    let Some(options) = cli.command.options() else {
+        return writeln!(out, "concertina {}", env!("CARGO_PKG_VERSION")).map(|()| 0);
     };
     let matches = matches.subcommand().map(|(_, matches)| matches);
     let config = options.resolve(matches);

@@ -24,6 +24,7 @@ pub use layouts::Layout;
 
 use crate::config::Config;
 use crate::model::Settings;
+use crate::runtime::external;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -51,6 +52,14 @@ pub struct Candidate {
     pub file: PathBuf,
     /// Its model.toml over the server's defaults.
     pub settings: Settings,
+}
+
+impl Candidate {
+    /// Whether some of its weights are in other files, which are found from the folder of its own only.
+    #[must_use]
+    pub fn has_external_data(&self) -> bool {
+        !external::files(&self.file).is_empty()
+    }
 }
 
 /// Something in the repository that cannot be served.

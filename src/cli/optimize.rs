@@ -6,7 +6,6 @@ use crate::config::Config;
 use crate::optimize::{Rewritten, fuse_attention};
 use crate::profile::Comparison;
 use crate::repository::Candidate;
-use crate::runtime::external;
 use clap::Args;
 use std::fs;
 use std::io::{self, Write};
@@ -54,7 +53,7 @@ fn write(
     model: &Candidate,
 ) -> Result<Vec<String>, String> {
     let target = options.out.as_path();
-    free(target, &model.file)?;
+    free(target, model)?;
     let named = |error: io::Error| format!("{}: {error}", model.file.display());
     let rewritten = fuse_attention(&fs::read(&model.file).map_err(named)?);
     let rewritten = rewritten.map_err(|fault| format!("{}: {fault}", model.file.display()))?;
@@ -74,15 +73,15 @@ fn write(
 }
 
 /// Whether a file may be written there.
-fn free(target: &Path, model: &Path) -> Result<(), String> {
+fn free(target: &Path, model: &Candidate) -> Result<(), String> {
     if target.exists() {
         return Err(format!("{}: is there already; choose another --out", target.display()));
     }
     let folder = |path: &Path| path.parent().and_then(|folder| folder.canonicalize().ok());
-    if !external::files(model).is_empty() && folder(target) != folder(model) {
+    if model.has_external_data() && folder(target) != folder(&model.file) {
         return Err(format!(
             "{}: has weights in other files, which are found from its own folder only: --out must be in that",
-            model.display()
+            model.file.display()
         ));
     }
     Ok(())

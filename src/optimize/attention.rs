@@ -2,8 +2,10 @@
 //!
 //! From queries, keys and values of the shape [batch, tokens, heads × size] each:
 //!
-//!     scores = MatMul(heads(query), transposed(heads(key))) × scale + mask
-//!     output = together(MatMul(Softmax(scores), heads(value)))
+//! ```text
+//! scores = MatMul(heads(query), transposed(heads(key))) × scale + mask
+//! output = together(MatMul(Softmax(scores), heads(value)))
+//! ```
 //!
 //! where `heads` is Reshape and Transpose, `together` the other way round, and the scale may stand in several places.
 
