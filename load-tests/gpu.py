@@ -159,7 +159,8 @@ class Bench:
 
     def alone(self, model, batches, seconds=0.7, *flags):
         command = [self.bin("gpu_bench"), "alone", "--library", self.options.library, "--model",
-                   str(self.models / model / "1" / "model.onnx"), "--seconds", str(seconds), "--batches", batches, *flags]
+                   str(self.models / model / "1" / "model.onnx"), "--seconds", str(seconds), "--batches", batches,
+                   *(["--option", "prefer_nhwc=1"] if model.endswith("-nhwc") else []), *flags]
         lines = self.run(f"alone-{model}", command, 120).strip().splitlines()
         return [json.loads(line) for line in lines if line.startswith("{")]
 
@@ -236,7 +237,7 @@ class Bench:
             if device:
                 took = float(device[1]) / (1 if device[2] == "ms" else 1000)
                 self.note("lonely", model, "device ms by events, recorded, copies included", took,
-                          {"bert16": "<= 0.7", "resnet32": "<= 0.9"}.get(model, ""))
+                          {"bert16": "<= 0.7", "bert16-fused": "<= 0.7", "resnet32": "<= 0.9", "resnet32-nhwc": "<= 0.9"}.get(model, ""))
             self.note("lonely", model, "ms from launch to done as the host sees it", stages.get("compute", 0.0))
             self.note("lonely", model, "whole request, median ms", 1e3 * entry["p50_seconds"])
             self.note("lonely", model, "request less device, ms", 1e3 * entry["p50_seconds"] - stages.get("compute", 0.0), "<= 0.4")
@@ -244,42 +245,49 @@ class Bench:
             gpu = stats["devices"][-1]
             self.note("lonely", model, "committed MiB, outside MiB", f"{gpu['committed'] >> 20} {gpu.get('outside', 0) >> 20}")
 
-    def fused(self):
-        """Texts as exports spell attention out, and as `concertina optimize` writes it: rows, a lonely request, answers."""
-        for model in [name for name in self.options.names if name in ("bert16", "bert32", "minilm")]:
-            other = f"{model}-fused"
-            target = self.models / other / "1" / "model.onnx"
+    def prepare(self):
+        """Other forms of models: attention written as one operator, and convolutions with the channels last."""
+        for model in self.options.names:
+            base, _, form = model.partition("-")
+            if not form:
+                continue
+            INPUTS[model] = INPUTS[base]
+            target = self.models / model / "1" / "model.onnx"
             target.parent.mkdir(parents=True, exist_ok=True)
             target.unlink(missing_ok=True)
-            shutil.copy(self.models / model / "model.toml", self.models / other / "model.toml")
-            command = [self.bin("concertina"), "optimize", model, "--models", str(self.models), "--cache", "", "--out", str(target),
-                       "--tolerance", "1e-2", "--set", "runtime.providers=cuda", "--onnxruntime", self.options.library]
-            text = self.run(f"optimize-{model}", command, 120)
-            for line in re.findall(r"^.*(?:one operator now|answers differ|rows per second).*$", text, re.MULTILINE):
-                self.note("fused", model, "concertina optimize", line.strip())
-            INPUTS[other] = INPUTS[model]
-            for name in (model, other):
-                rates = {one["batch"]: one.get("rows_per_second", 0) for one in self.alone(name, "1,64,128")}
-                self.note("fused", name, "ONNX Runtime alone, rows/s at batch 1, 64, 128", " ".join(f"{rate:.0f}" for rate in rates.values()))
-        names = [name for name in self.options.names if name in ("bert16", "bert32")]
-        if len(names) == 2:
-            self.against_fp32()
+            text = (self.models / base / "model.toml").read_text()
+            if form == "nhwc":
+                os.link(self.models / base / "1" / "model.onnx", target)
+                text += '[cuda]\nprefer_nhwc = "1"\n'
+            else:
+                self.optimize(base, model, target)
+            (self.models / model / "model.toml").write_text(text)
 
-    def against_fp32(self):
+    def optimize(self, base, model, target):
+        command = [self.bin("concertina"), "optimize", base, "--models", str(self.models), "--cache", "", "--out", str(target),
+                   "--tolerance", "1e-2", "--set", "runtime.providers=cuda", "--onnxruntime", self.options.library]
+        text = self.run(f"optimize-{base}", command, 120)
+        for line in re.findall(r"^.*(?:one operator now|answers differ|rows per second).*$", text, re.MULTILINE):
+            self.note("optimize", model, "concertina optimize", line.strip())
+
+    def answers(self):
         """How far both forms in half precision are from the same weights in single precision."""
         names = ["bert32", "bert16", "bert16-fused"]
+        if not set(names) <= set(self.options.names):
+            return
         server = self.serve(names)
         try:
-            truth, plain, fused = (self.answers(name) for name in names)
+            truth, plain, fused = (self.ask(name) for name in names)
         finally:
             self.stop(server)
         largest = max(map(abs, truth))
-        for name, found in (("bert16", plain), ("bert16-fused", fused)):
-            apart = max(abs(a - b) for a, b in zip(truth, found)) / largest
-            square = (sum((a - b) ** 2 for a, b in zip(truth, found)) / sum(a * a for a in truth)) ** 0.5
-            self.note("fused", name, "answers to 16 texts apart from fp32's: of the largest value, of all", f"{apart:.1e} {square:.1e}")
+        pairs = {"bert16": (truth, plain), "bert16-fused": (truth, fused), "bert16-fused to bert16": (plain, fused)}
+        for name, (left, right) in pairs.items():
+            apart = max(abs(a - b) for a, b in zip(left, right)) / largest
+            square = (sum((a - b) ** 2 for a, b in zip(left, right)) / sum(a * a for a in truth)) ** 0.5
+            self.note("answers", name, "16 texts, apart from fp32 or as it says: of the largest value, of all", f"{apart:.1e} {square:.1e}")
 
-    def answers(self, model, rows=16, tokens=128):
+    def ask(self, model, rows=16, tokens=128):
         chance = random.Random(5)
         lengths = [chance.randint(tokens // 4, tokens) for _ in range(rows)]
         data = {"input_ids": [chance.randint(1000, 20000) for _ in range(rows * tokens)],
@@ -434,13 +442,15 @@ def main():
     parser.add_argument("--library", required=True)
     parser.add_argument("--out", required=True)
     parser.add_argument("--models", default="/tmp/concertina-gpu-models")
-    parser.add_argument("--names", default="bert16,resnet32,resnet16,minilm,bert32", type=lambda text: text.split(","))
-    parser.add_argument("--only", default="tests,throughput,lonely,fused,squeeze,squeeze_alone,largest", type=lambda text: text.split(","))
+    parser.add_argument("--names", default="bert16,bert16-fused,resnet32,resnet32-nhwc,resnet16,minilm,bert32", type=lambda text: text.split(","))
+    parser.add_argument("--only", default="tests,throughput,lonely,answers,squeeze,squeeze_alone,largest", type=lambda text: text.split(","))
     parser.add_argument("--client-cores", type=int, default=0, help="cores set apart for the load; 0: both share all")
     parser.add_argument("--commit", default="unknown")
     bench = Bench(parser.parse_args())
     begin = time.time()
-    bench.run("models", [sys.executable, str(HERE / "gpu_models.py"), str(bench.models), *bench.options.names], 240)
+    bench.run("models", [sys.executable, str(HERE / "gpu_models.py"), str(bench.models),
+                         *sorted({name.partition("-")[0] for name in bench.options.names})], 240)
+    bench.prepare()
     print(f"models after {time.time() - begin:.0f} s", flush=True)
     for part in bench.options.only:
         try:

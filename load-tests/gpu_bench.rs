@@ -11,6 +11,7 @@
 use anyhow::Context;
 use clap::Parser;
 use half::f16;
+use ort::ep::ArbitrarilyConfigurableExecutionProvider as _;
 use ort::ep::cuda::ConvAlgorithmSearch;
 use ort::memory::{AllocationDevice, AllocatorType, MemoryInfo, MemoryType};
 use ort::session::builder::GraphOptimizationLevel;
@@ -44,6 +45,9 @@ struct Alone {
     /// The limit of ONNX Runtime's own arena.
     #[arg(long)]
     arena_limit: Option<usize>,
+    /// Options of the provider, such as prefer_nhwc=1.
+    #[arg(long)]
+    option: Vec<String>,
     /// How far ONNX Runtime rewrites the graph: basic, extended, or all.
     #[arg(long, default_value = "all")]
     level: String,
@@ -95,6 +99,9 @@ fn alone(options: &Alone) -> anyhow::Result<()> {
     let environment = ort::environment::init_from(&options.library)?.with_telemetry(false).build()?;
     environment.set_log_level(ort::logging::LogLevel::Fatal);
     let mut provider = ort::ep::CUDA::default().with_conv_algorithm_search(ConvAlgorithmSearch::Heuristic);
+    for (key, value) in options.option.iter().filter_map(|option| option.split_once('=')) {
+        provider = provider.with_arbitrary_config(key, value);
+    }
     if let Some(limit) = options.arena_limit {
         provider = provider.with_memory_limit(limit);
     }
