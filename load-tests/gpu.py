@@ -398,7 +398,11 @@ class Bench:
             if not some:
                 continue
             rows = {entry["rows"]: entry["observed_bytes"] for entry in some["rows"]}
-            per_row = (rows[64] - rows[16]) / 48
+            few, many = min(rows), max(rows)
+            if few == many:
+                self.note("largest", model, "rows that ran in 1.5 GB", f"{many} of 16, 32, 64")
+                continue
+            per_row = (rows[many] - rows[few]) / (many - few)
             bound = (TOTAL - some["weights_bytes"]) / per_row
             upwards = sorted({int(bound * percent / 100) for percent in range(70, 101)})
             ran = self.profile_within(model, ",".join(map(str, upwards)))
