@@ -53,14 +53,12 @@ test: test-rust test-clients test-kserve test-page test-alerts test-manifests
 
 test-setup: setup $(TOOLS)/tests/.done
 
-# All of it with the dependencies that the release has: compiling them twice would take longer than the tests. Unit tests have the
-# checks of a debug build and less optimisation; other tests use the library and the program as they are released.
-UNIT := --config profile.release.package.concertina.opt-level=1 --config profile.release.package.concertina.debug-assertions=true \
-	--config profile.release.package.concertina.overflow-checks=true
+# With the dependencies that the release has: compiling them twice would take longer than the tests. The library itself has the checks
+# of a debug build and less optimisation here; the clients below use the program as it is released.
+CHECKED := opt-level=1 debug-assertions=true overflow-checks=true debug=false
 
 test-rust: test-setup
-	cargo test --release --locked --lib $(UNIT)
-	cargo test --release --locked --test '*'
+	cargo test --release --locked --lib --test '*' $(CHECKED:%=--config profile.release.package.concertina.%)
 
 test-clients: test-setup
 	PYTHONPATH=$(TOOLS)/tests:$(TOOLS)/models $(PYTHON) -m unittest discover --start-directory tests/clients --verbose
