@@ -23,7 +23,7 @@
 //! Beside this way: [`repository`] finds, loads, measures and replaces models and publishes [`model::Table`]; [`config`]
 //! turns texts into checked values, over [`keys`]; [`metrics`] names every number, [`signal`] makes of them the one to scale on; [`memory`] owns the bytes of a device,
 //! [`sampler`] looks after them, and [`admin`] shows and limits them while serving; [`profile`] measures a model for a person,
-//! [`simulate`] scales a fleet of schedulers in virtual time;
+//! [`optimize`] rewrites an ONNX file, [`simulate`] scales a fleet of schedulers in virtual time;
 //! [`grpc`] is a second skin beside [`http`], over the same ways in and out; [`server`] assembles and ends everything; [`cli`] is what a person types; [`clock`] is the one place that reads the time;
 //! [`tensor`] and [`units`] are the words
 //! that all others use; [`trace`] has spans of what it is told made and sent, if anybody wants them. [`text`] makes tokens of texts and one vector of many, on threads of its own.

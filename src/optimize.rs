@@ -39,7 +39,7 @@ pub fn fuse_attention(model: &[u8]) -> Result<Rewritten, String> {
     let model = fields(model).ok_or("this is not an ONNX file")?;
     let graph = model.iter().find(|field| field.number == GRAPH).and_then(Field::bytes);
     let graph = Graph::read(graph.ok_or("this is not an ONNX file: it has no graph")?)?;
-    let (found, left) = attention::find(&graph);
+    let (found, left) = attention::find(&graph, if opset(&model) < 13 { 1 } else { -1 });
     let rewritten = attention::rewrite(&graph, &found);
     let mut bytes = Vec::new();
     let mut knows_domain = false;
@@ -61,6 +61,14 @@ pub fn fuse_attention(model: &[u8]) -> Result<Rewritten, String> {
         put_bytes(&mut bytes, OPSET, &opset);
     }
     Ok(Rewritten { bytes, fused: found.len(), left })
+}
+
+/// The version of the standard operators; zero if it is not said.
+fn opset(model: &[Field<'_>]) -> i64 {
+    let named = |opset: &Vec<Field<'_>>| opset.iter().all(|part| matches!(part.text(1), None | Some("" | "ai.onnx")));
+    let opsets = model.iter().filter(|field| field.number == OPSET).filter_map(Field::bytes).filter_map(fields);
+    let versions = opsets.filter(named).flatten().flat_map(|part| part.integers(2));
+    versions.max().unwrap_or_default()
 }
 
 #[cfg(test)]

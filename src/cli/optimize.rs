@@ -7,8 +7,9 @@ use crate::optimize::{Rewritten, fuse_attention};
 use crate::profile::Comparison;
 use crate::repository::Candidate;
 use clap::Args;
-use std::fs;
+use std::fs::{self, Permissions};
 use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 /// What `optimize` takes.
@@ -56,15 +57,18 @@ fn write(
     free(target, model)?;
     let named = |error: io::Error| format!("{}: {error}", model.file.display());
     let rewritten = fuse_attention(&fs::read(&model.file).map_err(named)?);
-    let rewritten = rewritten.map_err(|fault| format!("{}: {fault}", model.file.display()))?;
+    let mut rewritten = rewritten.map_err(|fault| format!("{}: {fault}", model.file.display()))?;
     if rewritten.fused == 0 {
         return Err(format!("{}: no attention was found: {}", model.file.display(), left(&rewritten)));
     }
     // Beside its place, so that weights in other files are found, and it gets there whole or not at all.
-    let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let unwritten = |error: io::Error| format!("{}: cannot be written: {error}", target.display());
-    let mut draft = tempfile::Builder::new().suffix(".onnx").tempfile_in(folder).map_err(unwritten)?;
-    draft.write_all(&rewritten.bytes).map_err(unwritten)?;
+    // A server may run as somebody else: who may read it is for the umask to say, as of any file.
+    let readable = Permissions::from_mode(0o666);
+    let mut builder = tempfile::Builder::new();
+    let mut draft = builder.suffix(".onnx").permissions(readable).tempfile_in(folder_of(target)).map_err(unwritten)?;
+    // Not held beside both forms while they are loaded.
+    draft.write_all(&std::mem::take(&mut rewritten.bytes)).map_err(unwritten)?;
     let other = Candidate { file: draft.path().to_owned(), ..model.clone() };
     let compared = compare(config, [model, &other])?;
     judge(&compared, options.tolerance)?;
@@ -72,12 +76,17 @@ fn write(
     Ok(lines(&rewritten, &compared, options))
 }
 
+/// The folder of a file, also of one that is named without.
+fn folder_of(file: &Path) -> &Path {
+    file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
 /// Whether a file may be written there.
 fn free(target: &Path, model: &Candidate) -> Result<(), String> {
     if target.exists() {
         return Err(format!("{}: is there already; choose another --out", target.display()));
     }
-    let folder = |path: &Path| path.parent().and_then(|folder| folder.canonicalize().ok());
+    let folder = |path: &Path| folder_of(path).canonicalize().ok();
     if model.has_external_data() && folder(target) != folder(&model.file) {
         return Err(format!(
             "{}: has weights in other files, which are found from its own folder only: --out must be in that",
@@ -100,7 +109,11 @@ fn judge(compared: &Comparison, tolerance: f64) -> Result<(), String> {
 
 fn lines(rewritten: &Rewritten, compared: &Comparison, options: &OptimizeOptions) -> Vec<String> {
     let Comparison { difference, rows_per_second: [before, after] } = *compared;
-    let mut lines = vec![format!("{} of {} attentions are one operator now", rewritten.fused, softmaxes(rewritten))];
+    let mut lines = vec![format!(
+        "{} of {} softmaxes were attention, which is one operator now",
+        rewritten.fused,
+        softmaxes(rewritten)
+    )];
     if !rewritten.left.is_empty() {
         lines.push(format!("  others: {}", left(rewritten)));
     }
@@ -127,4 +140,29 @@ fn left(rewritten: &Rewritten) -> String {
     }
     let reasons: Vec<String> = rewritten.left.iter().map(|(reason, count)| format!("{reason} ({count})")).collect();
     reasons.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_answers_alike_is_written() {
+        for (difference, fits) in
+            [(0.0, true), (1e-3, true), (1.1e-3, false), (f64::INFINITY, false), (f64::NAN, false)]
+        {
+            let judged = judge(&Comparison { difference, rows_per_second: [1.0, 2.0] }, 1e-3);
+            assert_eq!(judged.is_ok(), fits, "{difference}: {judged:?}");
+        }
+        let said = judge(&Comparison { difference: 3.1e-3, rows_per_second: [1.0, 2.0] }, 1e-3).unwrap_err();
+        assert!(said.contains("3.1e-3") && said.contains("--tolerance"), "{said}");
+    }
+
+    #[test]
+    fn a_file_without_a_folder_lies_here() {
+        assert_eq!(
+            (folder_of(Path::new("a.onnx")), folder_of(Path::new("b/a.onnx"))),
+            (Path::new("."), Path::new("b"))
+        );
+    }
 }

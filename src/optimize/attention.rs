@@ -37,11 +37,11 @@ pub(super) struct Attention<'a> {
     output: &'a str,
 }
 
-/// Every attention in a graph, and how many softmaxes are none, by the reason.
-pub(super) fn find<'a>(graph: &Graph<'a>) -> (Vec<Attention<'a>>, BTreeMap<&'static str, usize>) {
+/// Every attention in a graph, and how many softmaxes are none, by the reason; `default_axis` is that of a softmax that names none.
+pub(super) fn find<'a>(graph: &Graph<'a>, default_axis: i64) -> (Vec<Attention<'a>>, BTreeMap<&'static str, usize>) {
     let (mut found, mut left) = (Vec::new(), BTreeMap::new());
     for (_, node) in graph.nodes.iter().filter(|(_, node)| node.op == "Softmax") {
-        match attention(graph, node) {
+        match attention(graph, node, default_axis) {
             Ok(attention) => found.push(attention),
             Err(reason) => *left.entry(reason).or_default() += 1,
         }
@@ -49,8 +49,8 @@ pub(super) fn find<'a>(graph: &Graph<'a>) -> (Vec<Attention<'a>>, BTreeMap<&'sta
     (found, left)
 }
 
-fn attention<'a>(graph: &Graph<'a>, softmax: &Node<'a>) -> Result<Attention<'a>, &'static str> {
-    if !matches!(softmax.integer("axis"), None | Some(-1 | 3)) {
+fn attention<'a>(graph: &Graph<'a>, softmax: &Node<'a>, default_axis: i64) -> Result<Attention<'a>, &'static str> {
+    if !matches!(softmax.integer("axis").unwrap_or(default_axis), -1 | 3) {
         return Err("its softmax is not over the last axis");
     }
     let (at, value, output) = below(graph, softmax).ok_or("what follows its softmax is not what attention is")?;
@@ -79,7 +79,15 @@ fn below<'a>(graph: &Graph<'a>, softmax: &Node<'a>) -> Option<(usize, &'a str, &
     let (_, transpose) = graph.only_user(node.outputs.first()?)?;
     let (at, reshape) = graph.only_user(transpose.outputs.first()?)?;
     let fits = node.op == "MatMul" && left == weights && transpose.op == "Transpose" && reshape.op == "Reshape";
-    (fits && transpose.integers("perm") == HEADS).then_some((at, value, reshape.outputs.first()?))
+    let fits = fits && transpose.integers("perm") == HEADS && three(graph, reshape);
+    fits.then_some((at, value, reshape.outputs.first()?))
+}
+
+/// Whether it reshapes to three dimensions, which are those of the operator; what is not seen is left to whoever compares answers.
+fn three(graph: &Graph<'_>, reshape: &Node<'_>) -> bool {
+    let Some(shape) = reshape.inputs.get(1) else { return false };
+    let parts = graph.made_by(shape, "Concat").map_or(0, |concat| concat.inputs.len());
+    graph.numbers(shape).map_or(parts <= 3, |shape| shape.len() == 3)
 }
 
 /// From the softmax up: the product, what it is multiplied with, and what is added.
@@ -157,9 +165,10 @@ fn split<'a>(graph: &Graph<'a>, value: &'a str) -> Option<(&'a str, i64)> {
 
 /// The last dimension of a product with weights, with or without a bias.
 fn width(graph: &Graph<'_>, value: &str) -> Option<i64> {
+    let of_weights = |node: &Node<'_>| node.inputs.iter().find_map(|input| graph.shape(input)?.last().copied());
+    let product = |value: &&str| graph.made_by(value, "MatMul").and_then(of_weights);
     let node = graph.maker(value).filter(|node| matches!(node.op, "Add" | "MatMul"))?;
-    let constant = node.inputs.iter().find_map(|input| graph.shape(input)?.last().copied());
-    constant.or_else(|| node.inputs.iter().filter(|_| node.op == "Add").find_map(|input| width(graph, input)))
+    of_weights(node).or_else(|| node.inputs.iter().filter(|_| node.op == "Add").find_map(product))
 }
 
 /// The graph with each of these as one operator, and without what nobody uses any more.
@@ -189,10 +198,10 @@ fn alive(graph: &Graph<'_>, replaced: &HashMap<usize, &Attention<'_>>) -> HashSe
                 None => used.extend(node.inputs.iter().copied()),
             }
         }
-        // What was not used before either is none of ours.
+        let made_in_vain = |name: &&str| name.is_empty() || !used_before.contains(name);
+        // What was not used before either is none of ours; one unused output beside used ones (of a Dropout) keeps nothing alive.
         let needed = |node: &Node<'_>| {
-            let mut outputs = node.outputs.iter();
-            outputs.any(|name| used.contains(name) || !used_before.contains(name))
+            node.outputs.iter().any(|name| used.contains(name)) || node.outputs.iter().all(made_in_vain)
         };
         let count = nodes.len();
         nodes.retain(|(at, node)| replaced.contains_key(at) || needed(node));
@@ -213,13 +222,17 @@ fn alive(graph: &Graph<'_>, replaced: &HashMap<usize, &Attention<'_>>) -> HashSe
     graph.fields.iter().enumerate().filter_map(stays).collect()
 }
 
-/// Writes the operator, and before the first that has a mask what makes that as large as the scores.
-fn put_attention<'a>(out: &mut Vec<u8>, attention: &Attention<'a>, masks: &mut HashMap<&'a str, String>) {
+/// Large masks by what they were and whose number of tokens they have.
+type Masks<'a> = HashMap<(&'a str, &'a str), String>;
+
+/// Writes the operator, and before the first that has this mask and as many queries what makes that as large as the scores.
+fn put_attention<'a>(out: &mut Vec<u8>, attention: &Attention<'a>, masks: &mut Masks<'a>) {
     let Attention { query, key, value, output, .. } = attention;
     let mut inputs = vec![*query, key, value];
     let bias = attention.mask.map(|mask| {
         let count = masks.len();
-        masks.entry(mask).or_insert_with(|| put_mask(out, mask, query, &format!("{PREFIX}mask_{count}"))).clone()
+        let large = masks.entry((mask, query));
+        large.or_insert_with(|| put_mask(out, mask, query, &format!("{PREFIX}mask_{count}"))).clone()
     });
     if let Some(bias) = &bias {
         inputs.extend(["", "", bias.as_str()]);

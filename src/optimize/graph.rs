@@ -112,6 +112,13 @@ impl<'a> Graph<'a> {
             return Err(format!("operator {} holds a graph of its own: such models are not rewritten", node.op));
         }
         let index = self.nodes.len();
+        // As ONNX demands it: each value is made once, and before it is used. So no walk along values goes in circles.
+        let known = |name: &&str| self.makers.contains_key(name) || self.users.contains_key(name);
+        if let Some(name) =
+            node.outputs.iter().filter(|name| !name.is_empty()).find(|name| known(name) || node.inputs.contains(name))
+        {
+            return Err(format!("value '{name}' is made twice, or after it is used"));
+        }
         self.makers.extend(node.outputs.iter().map(|name| (*name, index)));
         node.inputs.iter().for_each(|name| self.users.entry(name).or_default().push(index));
         if let ("Constant", Some(name)) = (node.op, node.outputs.first()) {
@@ -164,8 +171,8 @@ impl<'a> Graph<'a> {
         })?;
         let kind = tensor.iter().find_map(|field| field.integers(2).first().copied())?;
         let found = match tensor.iter().find(|field| field.number == 9).and_then(Field::bytes) {
-            Some(raw) => numbers(kind, raw)?,
-            None if kind == 1 => numbers(kind, tensor.iter().find(|field| field.number == 4)?.bytes()?)?,
+            Some(raw) => numbers(kind, raw, count)?,
+            None if kind == 1 => numbers(kind, tensor.iter().find(|field| field.number == 4)?.bytes()?, count)?,
             None if kind == 7 => tensor.iter().flat_map(|field| field.integers(7)).map(|value| value as f64).collect(),
             None => return None,
         };
@@ -183,8 +190,11 @@ fn name_of<'a>(message: &[Field<'a>], number: u32) -> Option<&'a str> {
     message.iter().find_map(|field| field.text(number))
 }
 
-/// Elements of one of ONNX's types that scales and shapes have.
-fn numbers(kind: i64, raw: &[u8]) -> Option<Vec<f64>> {
+/// So many elements of one of ONNX's types that scales and shapes have.
+fn numbers(kind: i64, raw: &[u8], count: usize) -> Option<Vec<f64>> {
+    if raw.len() > count * size_of::<f64>() {
+        return None;
+    }
     Some(match kind {
         1 => raw.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes).into()).collect(),
         7 => raw.as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes) as f64).collect(),

@@ -201,7 +201,8 @@ fn what_is_no_attention_stays_byte_by_byte_and_says_why() {
         let mut model = model(Style::Divided, -1);
         change(&mut model);
         let (after, rewritten) = fused(&model);
-        assert_eq!((rewritten.fused, after.graph), (0, model.graph), "nothing changes");
+        assert_eq!((rewritten.fused, &after.graph), (0, &model.graph), "nothing changes");
+        assert!(rewritten.bytes.starts_with(&model.encode_to_vec()), "but for what is added at the end");
         rewritten.left.into_keys().next().expect("a reason")
     };
     let edit = |op: &'static str, edit: &'static dyn Fn(&mut NodeProto)| {
@@ -249,4 +250,76 @@ fn no_file_panics_and_graphs_within_graphs_are_refused() {
     (last.op_type, last.attribute) = ("If".to_owned(), vec![inner]);
     let fault = fuse_attention(&nested.encode_to_vec()).expect_err("it is refused");
     assert!(fault.contains("operator If"), "{fault}");
+}
+
+/// The same attention a second time, beside the first: of other queries, under the same mask.
+fn twice() -> ModelProto {
+    let mut model = model(Style::Divided, -1);
+    let graph = model.graph.as_mut().expect("a graph");
+    let shared = ["x", "mask", "weights", "heads", "back", "four"];
+    let other = |name: &String| if shared.contains(&name.as_str()) { name.clone() } else { format!("other_{name}") };
+    let again = |node: &NodeProto| NodeProto {
+        input: node.input.iter().map(other).collect(),
+        output: node.output.iter().map(other).collect(),
+        ..node.clone()
+    };
+    let nodes: Vec<NodeProto> = graph.node.iter().map(again).collect();
+    graph.node.extend(nodes);
+    graph.output.push(ValueInfoProto { name: "other_y".to_owned() });
+    model
+}
+
+#[test]
+fn a_mask_of_two_attentions_is_as_large_as_the_scores_of_each() {
+    let graph = fused(&twice()).0.graph.expect("a graph");
+    let ops = |op: &'static str| graph.node.iter().filter(move |node| node.op_type == op);
+    let measured: Vec<&str> = ops("Shape").map(|node| node.input[0].as_str()).collect();
+    assert_eq!((measured, ops("Expand").count()), (vec!["q", "other_q"], 2));
+    let masks: Vec<&String> = ops("MultiHeadAttention").map(|node| &node.input[5]).collect();
+    assert_ne!(masks[0], masks[1]);
+}
+
+#[test]
+fn an_output_that_nobody_wants_keeps_nothing_alive() {
+    for unwanted in ["", "dropped"] {
+        let mut model = model(Style::Divided, -1);
+        let nodes = &mut model.graph.as_mut().expect("a graph").node;
+        let at = nodes.iter().position(|node| node.op_type == "Softmax").expect("it");
+        let mut dropout = node("Dropout", &["probabilities"], "kept");
+        dropout.output.push(unwanted.to_owned());
+        nodes.insert(at + 1, dropout);
+        nodes[at + 2].input[0] = "kept".to_owned();
+        let graph = fused(&model).0.graph.expect("a graph");
+        let left: Vec<&NodeProto> =
+            graph.node.iter().filter(|node| matches!(node.op_type.as_str(), "Dropout" | "Softmax")).collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
+}
+
+#[test]
+fn what_is_not_said_is_what_the_format_says() {
+    // Before the 13th set of operators a softmax that names no axis is over the second one.
+    for (version, found) in [(13, 1), (12, 0)] {
+        let mut model = model(Style::Divided, -1);
+        model.opset[0].version = version;
+        let nodes = &mut model.graph.as_mut().expect("a graph").node;
+        nodes.iter_mut().find(|node| node.op_type == "Softmax").expect("it").attribute.clear();
+        assert_eq!(fused(&model).1.fused, found, "{version}");
+    }
+    // What comes together in two dimensions is not what the operator gives.
+    let mut flat = model(Style::Divided, -1);
+    flat.graph.as_mut().expect("a graph").initializer[0] = integers("back", &[-1, 32]);
+    assert_eq!(fused(&flat).1.fused, 0);
+}
+
+#[test]
+fn graphs_that_go_in_circles_are_refused() {
+    for (op, inputs) in [("Cast", ["scaled", ""]), ("Add", ["scores", "scores"]), ("Mul", ["scores", "four"])] {
+        let mut model = model(Style::Divided, -1);
+        let nodes = &mut model.graph.as_mut().expect("a graph").node;
+        let at = nodes.iter().position(|node| node.op_type == "Softmax").expect("it");
+        nodes.insert(at, node(op, &inputs[..1 + usize::from(!inputs[1].is_empty())], inputs[0]));
+        let fault = fuse_attention(&model.encode_to_vec()).expect_err("it is refused");
+        assert!(fault.contains(inputs[0]) && fault.contains("made twice"), "{fault}");
+    }
 }

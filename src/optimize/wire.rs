@@ -53,26 +53,26 @@ pub(super) fn fields(message: &[u8]) -> Option<Vec<Field<'_>>> {
     while !rest.is_empty() {
         let start = rest;
         let (number, kind) = decode_key(&mut rest).ok()?;
-        let mut take = |count: u64| {
-            let (head, tail) = rest.split_at_checked(usize::try_from(count).ok()?)?;
-            rest = tail;
-            Some(head)
-        };
         let value = match kind {
             WireType::Varint => Value::Number(decode_varint(&mut rest).ok()?),
-            WireType::SixtyFourBit => take(8).map(|_| Value::Fixed)?,
-            WireType::ThirtyTwoBit => take(4).map(|_| Value::Fixed)?,
+            WireType::SixtyFourBit => take(&mut rest, 8).map(|_| Value::Fixed)?,
+            WireType::ThirtyTwoBit => take(&mut rest, 4).map(|_| Value::Fixed)?,
             WireType::LengthDelimited => {
                 let len = decode_varint(&mut rest).ok()?;
-                let (head, tail) = rest.split_at_checked(usize::try_from(len).ok()?)?;
-                rest = tail;
-                Value::Bytes(head)
+                Value::Bytes(take(&mut rest, len)?)
             }
             WireType::StartGroup | WireType::EndGroup => return None,
         };
         found.push(Field { number, value, raw: &start[..start.len() - rest.len()] });
     }
     Some(found)
+}
+
+/// Cuts so many bytes off.
+fn take<'a>(rest: &mut &'a [u8], count: u64) -> Option<&'a [u8]> {
+    let (head, tail) = rest.split_at_checked(usize::try_from(count).ok()?)?;
+    *rest = tail;
+    Some(head)
 }
 
 /// Writes a string, bytes or a message.

@@ -1,9 +1,11 @@
 //! Two forms of a model side by side: whether they answer alike, and how fast each is.
 
 use super::loader;
+use crate::clock::Clock;
 use crate::config::Config;
 use crate::model::ModelSpec;
 use crate::repository::Candidate;
+use crate::repository::measure::Measured;
 use crate::runtime::padding::{difference, sample};
 use crate::tensor::Tensor;
 
@@ -21,25 +23,29 @@ pub struct Comparison {
 /// # Errors
 /// Why one of them cannot be loaded or run.
 pub fn compare(config: &Config, [first, second]: [&Candidate; 2]) -> Result<Comparison, String> {
-    let first = answers(config, first, None)?;
-    let second = answers(config, second, Some(&first.spec))?;
-    let pairs = first.answers.iter().flatten().zip(second.answers.iter().flatten());
-    let difference = pairs.map(|(a, b)| difference(a, b)).fold(0.0, f64::max);
-    Ok(Comparison { difference, rows_per_second: [first.rows_per_second, second.rows_per_second] })
-}
-
-struct Sampled {
-    answers: Vec<Vec<Tensor>>,
-    /// What it was asked as.
-    spec: ModelSpec,
-    rows_per_second: f64,
-}
-
-/// Loads a model and asks it, as what it is or as what another one is.
-fn answers(config: &Config, candidate: &Candidate, spec: Option<&ModelSpec>) -> Result<Sampled, String> {
+    let (spec, before, answers) = {
+        let loader = loader(config)?;
+        let mut measured = loader.measure(first)?;
+        let spec = measured.spec.clone();
+        let answers = ask(&mut measured, &spec, loader.clock)?;
+        (spec, measured.rows_per_second(), answers)
+    };
     let loader = loader(config)?;
-    let mut measured = loader.measure(candidate)?;
-    let (rows_per_second, spec) = (measured.rows_per_second(), spec.unwrap_or(&measured.spec).clone());
+    let mut measured = loader.measure(second)?;
+    // Asked as what the first is: whatever the second says of itself, it takes its place.
+    let others = ask(&mut measured, &spec, loader.clock)?;
+    Ok(Comparison { difference: apart(&answers, &others), rows_per_second: [before, measured.rows_per_second()] })
+}
+
+fn ask(measured: &mut Measured, spec: &ModelSpec, clock: Clock) -> Result<Vec<Vec<Tensor>>, String> {
     let session = measured.sessions.first_mut().ok_or("it has no instance")?;
-    Ok(Sampled { answers: sample(session, &spec, loader.clock)?, spec, rows_per_second })
+    sample(session, spec, clock)
+}
+
+/// The largest difference between answers to the same rows; infinite if one form has not answered all that the other has.
+fn apart(one: &[Vec<Tensor>], other: &[Vec<Tensor>]) -> f64 {
+    if !one.iter().map(Vec::len).eq(other.iter().map(Vec::len)) {
+        return f64::INFINITY;
+    }
+    one.iter().flatten().zip(other.iter().flatten()).map(|(a, b)| difference(a, b)).fold(0.0, f64::max)
 }

@@ -38,20 +38,20 @@ pub struct Confirmed {
 /// Why the model's rows must not be padded, in words for the operator.
 pub fn confirm_padding(session: &mut Session, spec: &ModelSpec, clock: Clock) -> Result<Confirmed, String> {
     let plan = spec.padding.clone().ok_or("nothing is to be padded")?;
-    let mut run = Comparison { session, spec, plan, clock, integers: Integers::Mixed };
+    let mut run = Comparison { session, spec, plan, clock, integers: Integers::Mixed, hides: false };
     let result = run.confirm();
     let Comparison { plan, .. } = run;
     result.map(|difference| Confirmed { plan, difference })
 }
 
-/// Answers to rows that are always the same: alone, beside others, and padded where the spec says that rows are. Two forms of a
-/// model are compared by them. The session's spec is another one afterwards.
+/// Answers to rows that are always the same: alone, beside others, and padded where the spec says that rows are, else with masks that
+/// hide something. Two forms of a model are compared by them. The session's spec is another one afterwards.
 ///
 /// # Errors
 /// Why it does not run on them.
 pub fn sample(session: &mut Session, spec: &ModelSpec, clock: Clock) -> Result<Vec<Vec<Tensor>>, String> {
     let plan = spec.padding.clone().unwrap_or_default();
-    let mut run = Comparison { session, spec, plan, clock, integers: Integers::Mixed };
+    let mut run = Comparison { session, spec, plan, clock, integers: Integers::Mixed, hides: false };
     run.settle()?;
     run.sample().map_err(|error| error.to_string())
 }
@@ -71,6 +71,8 @@ struct Comparison<'a> {
     plan: PadPlan,
     clock: Clock,
     integers: Integers,
+    /// Whether masks of every other row hide the second half of their last axis, and do not let everything through.
+    hides: bool,
 }
 
 impl Comparison<'_> {
@@ -107,16 +109,32 @@ impl Comparison<'_> {
 
     fn sample(&mut self) -> Result<Vec<Vec<Tensor>>, RunError> {
         if self.plan.dims.is_empty() {
+            self.hides = true;
             let rows: [&[usize]; 4] = [&[]; 4];
             let rows = if self.spec.batch_axis.is_some() { &rows[..] } else { &rows[..1] };
-            return Ok(vec![self.alone(&[])?, self.run(Arc::new(self.spec.clone()), rows)?]);
+            let mut answers = self.run(Arc::new(self.spec.clone()), rows)?;
+            answers.push(self.alone(&[])?);
+            return Ok(answers);
         }
         let mut answers = Vec::new();
         for (short, long) in self.pairs() {
             answers.push(self.alone(&long)?);
-            answers.push(self.padded(&short, &long)?);
+            let beside = ModelSpec { padding: Some(self.plan.clone()), ..self.spec.clone() };
+            answers.extend(self.run(Arc::new(beside), &[&short, &long])?);
         }
+        answers.extend(self.uneven()?);
         Ok(answers)
+    }
+
+    /// The answer to a row of which every other dimension is short, if the model bears that.
+    fn uneven(&mut self) -> Result<Option<Vec<Tensor>>, RunError> {
+        let Some((short, long)) = self.pairs().pop() else { return Ok(None) };
+        let size = |(at, (short, long)): (usize, (usize, usize))| if at % 2 == 0 { short.div_ceil(2) } else { long };
+        let sizes: Vec<usize> = short.into_iter().zip(long).enumerate().map(size).collect();
+        match self.alone(&sizes) {
+            Err(RunError::Model(_)) => Ok(None),
+            answer => answer.map(Some),
+        }
     }
 
     /// Finds integers that the model bears.
@@ -202,16 +220,17 @@ impl Comparison<'_> {
     /// The outputs of one row that runs exactly as long as it is.
     fn alone(&mut self, sizes: &[usize]) -> Result<Vec<Tensor>, RunError> {
         let spec = ModelSpec { padding: None, ..self.spec.clone() };
-        self.run(Arc::new(spec), &[sizes])
+        Ok(self.run(Arc::new(spec), &[sizes])?.swap_remove(0))
     }
 
     /// The outputs of the same row beside one that is longer.
     fn padded(&mut self, sizes: &[usize], neighbour: &[usize]) -> Result<Vec<Tensor>, RunError> {
         let spec = ModelSpec { padding: Some(self.plan.clone()), ..self.spec.clone() };
-        self.run(Arc::new(spec), &[sizes, neighbour])
+        Ok(self.run(Arc::new(spec), &[sizes, neighbour])?.swap_remove(0))
     }
 
-    fn run(&mut self, spec: Arc<ModelSpec>, rows: &[&[usize]]) -> Result<Vec<Tensor>, RunError> {
+    /// The outputs of each of these rows.
+    fn run(&mut self, spec: Arc<ModelSpec>, rows: &[&[usize]]) -> Result<Vec<Vec<Tensor>>, RunError> {
         let part = |(seed, sizes): (usize, &&[usize])| {
             let inputs = spec.inputs.iter().map(|input| self.input(&spec, input, (sizes, seed))).collect();
             let request = InferRequest { inputs, ..InferRequest::default() };
@@ -223,7 +242,7 @@ impl Comparison<'_> {
         let batch = Batch { id: BatchId::default(), bytes: ByteSize::ZERO, padded_rows: parts.len() as Rows, parts };
         self.session.set_spec(spec);
         let Ran { result, .. } = self.session.run(&batch, self.clock);
-        Ok(result?.swap_remove(0))
+        result
     }
 
     fn input(&self, spec: &ModelSpec, input: &TensorSpec, (sizes, seed): (&[usize], usize)) -> InputTensor {
@@ -241,7 +260,7 @@ impl Comparison<'_> {
         let is_integer = matches!(input.datatype, DataType::Int32 | DataType::Int64);
         let tensor = match warmup.inputs.get(&input.name) {
             Some(fill) => synthetic(input.datatype, shape, *fill),
-            None if input.name.contains("mask") => synthetic(input.datatype, shape, Fill::One),
+            None if input.name.contains("mask") => mask(input.datatype, shape, self.hides && seed % 2 == 1),
             None if is_integer && self.integers == Integers::Mixed => small_integers(input, shape, seed),
             None if is_integer => synthetic(input.datatype, shape, Fill::One),
             None if input.datatype == DataType::Fp32 => small_floats(shape, seed),
@@ -255,6 +274,16 @@ impl Comparison<'_> {
             self.plan.dims.iter().zip(sizes).map(|(dim, size)| format!("{} = {size}", dim.name)).collect();
         sizes.join(", ")
     }
+}
+
+/// Ones; if it hides something, up to half of the last axis only.
+fn mask(datatype: DataType, shape: Shape, hides: bool) -> Tensor {
+    let ones = synthetic(datatype, shape, Fill::One);
+    let last = ones.shape.last().copied().filter(|last| hides && *last > 1);
+    let (Some(last), Some(size)) = (last, datatype.size()) else { return ones };
+    let mut data = ones.data.to_contiguous().to_vec();
+    data.chunks_mut(last * size).for_each(|row| row[last.div_ceil(2) * size..].fill(0));
+    Tensor { data: data.into(), ..ones }
 }
 
 /// Small integers, others for another seed. Types of tokens are two in most models; of what else there is, more differ.
