@@ -174,7 +174,7 @@ pub(super) fn record(
     let info = memory_info(recipe.kept.device().gpu())?;
     let recorded = bind(&mut binding, spec, example, (&recipe.kept, &info))?;
     let (weights, stream) = (recipe.cuda.weights.clone(), Arc::clone(stream));
-    // Whole from here on: a failure drops its parts in their order.
+    // Whole from here on: a failure drops the session before what it uses.
     let mut source = Source { session, binding, _weights: weights, allocator, stream };
     graphs.record(&recipe.scratch, clock, move || {
         let graph = source.capture(clock);

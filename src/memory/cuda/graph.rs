@@ -16,8 +16,9 @@ pub struct Graph {
 unsafe impl Send for Graph {}
 
 impl Stream {
-    /// Has all that `work` puts into this stream recorded and not run. No other work may be in it before. Only calls of this thread
-    /// are watched for what cannot be recorded; such a call fails, and the graph with it.
+    /// Has all that `work` puts into this stream recorded and not run. No other work may be in it before. Work that cannot be
+    /// recorded fails, and the graph with it. Other calls of `work` are not watched ([`Gpu::bind`] has told the driver so for this
+    /// thread): memory that they allocate or free is not part of the graph.
     ///
     /// # Errors
     /// Those of `work`, or why there is no graph.
