@@ -59,6 +59,8 @@ CHECKED := opt-level=1 debug-assertions=true overflow-checks=true debug=false
 
 test-rust: test-setup
 	cargo test --release --locked --lib --test '*' $(CHECKED:%=--config profile.release.package.concertina.%)
+	@# The program of these tests has taken the place of the released one.
+	cargo build --release --locked
 
 test-clients: test-setup
 	PYTHONPATH=$(TOOLS)/tests:$(TOOLS)/models $(PYTHON) -m unittest discover --start-directory tests/clients --verbose
