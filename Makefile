@@ -12,8 +12,9 @@ ARGS ?=
 TOOLS := .setup/python$(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 RUNTIME := .setup/onnxruntime/libonnxruntime.so.1.31.1
 DEMO := models/minilm/1/model.onnx models/magika/1/model.onnx
-# No user site, no venv, no builds: works on a system Python that is "externally managed" too.
-INSTALL = $(PYTHON) -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --no-user --no-deps --only-binary=:all: --require-hashes
+# No user site, no venv, no builds: works on a system Python that is "externally managed" too. Of what is installed little is imported,
+# so nothing is compiled before it is.
+INSTALL = $(PYTHON) -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --no-user --no-deps --only-binary=:all: --require-hashes --no-compile
 
 # The server and all tests find the library by this, unless somebody named another.
 export CONCERTINA_ONNXRUNTIME ?= $(CURDIR)/$(RUNTIME)
@@ -24,7 +25,7 @@ GPU_PYTHON := --python-version 3.12 --implementation cp --abi cp312 --abi abi3 -
 	--platform manylinux_2_27_x86_64 --platform manylinux2014_x86_64
 
 .PHONY: test-kserve test-page test-alerts test-manifests test-container image image-cuda load-test
-.PHONY: setup-gpu serve-gpu setup serve test test-setup test-rust test-clients bench squeeze fmt lint doc deny models
+.PHONY: setup-gpu serve-gpu setup fetch serve test test-setup test-rust test-clients bench squeeze fmt lint doc deny models
 
 setup: $(RUNTIME) models
 	cargo build --release --locked
@@ -48,6 +49,9 @@ $(GPU)/.done: models/requirements-gpu.txt
 	touch $(GPU).part/.done && mv $(GPU).part $(GPU)
 
 models: $(DEMO)
+
+# All that setup and the tests get from elsewhere, crates aside.
+fetch: $(RUNTIME) models $(TOOLS)/tests/.done $(TOOLS)/kserve/.done $(TOOLS)/manifests/.done .setup/schemas/.done
 
 test: test-rust test-clients test-kserve test-page test-alerts test-manifests
 
