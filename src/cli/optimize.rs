@@ -61,8 +61,8 @@ fn write(
     if rewritten.fused == 0 {
         return Err(format!("{}: no attention was found: {}", model.file.display(), left(&rewritten)));
     }
-    // Beside its place, so that weights in other files are found, and it gets there whole or not at all.
     let unwritten = |error: io::Error| format!("{}: cannot be written: {error}", target.display());
+    // Beside its place, so that weights in other files are found, and it gets there whole or not at all.
     // A server may run as somebody else: who may read it is for the umask to say, as of any file.
     let readable = Permissions::from_mode(0o666);
     let mut builder = tempfile::Builder::new();
